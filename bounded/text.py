@@ -1,0 +1,122 @@
+"""Untrusted text made safe before a model, a receipt or a terminal sees it: control sequences, secrets, size."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+MASK = "[masked]"
+MAX_NAME = 64
+MAX_ARGUMENT = 500
+MAX_ARGUMENTS = 4_000
+_MAX_DEPTH = 8
+# Shorter values are too likely to be a word of the text itself.
+_MIN_SECRET = 8
+
+# ECMA-48: string sequences (OSC, DCS, SOS, PM, APC) to their terminator, CSI, then every other escape; 7-bit and C1.
+# A string sequence that never ends loses its introducer only. Every class excludes what starts a sequence, so that no
+# input is scanned twice.
+_SEQUENCE = re.compile(
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b[ -/]*[0-~]"
+)
+# What is left of C0 and C1 but tab and newline, and the bidirectional overrides that show a text other than it is.
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_BREAK = re.compile(r"\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+# Key shapes that their issuers document, then the places where a secret of any shape stands.
+_KEY = re.compile(
+    r"AIza[0-9A-Za-z_-]{30,}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_[0-9A-Za-z_]{20,}|glpat-[0-9A-Za-z_-]{16,}"
+    r"|sk-[0-9A-Za-z_-]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[0-9A-Za-z-]{10,}|npm_[0-9A-Za-z]{30,}"
+    r"|pypi-[0-9A-Za-z_-]{30,}|eyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[^-]|-(?!----END))*(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
+)
+_PLACE = re.compile(
+    r"(?P<url>://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)"
+    r"|(?P<header>\b(?:bearer|basic)\s+)[0-9A-Za-z._~+/=-]{8,}"
+    r"|(?P<field>\b[\w-]{0,40}(?:api[_-]?key|secret|passw(?:or)?d|token|access[_-]?key)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
+    r"[^\s\"'&,;]{8,}"
+    r"|(?P<query>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}",
+    re.IGNORECASE,
+)
+_SECRET_NAME = re.compile(r"api_?key|secret|passw(?:or)?d|token|access_?key|credential|private_?key", re.IGNORECASE)
+
+
+def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
+    """The values that an environment itself calls secret, by their variables' names."""
+    return frozenset(
+        value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET
+    )
+
+
+def clean(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` without terminal control sequences, control characters, lone surrogates, known secrets and key shapes.
+
+    Every kind of line break becomes LF, so that a progress bar's redraws become lines and nothing is overwritten.
+    """
+    text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+    text = _CONTROL.sub("", _BREAK.sub("\n", _SEQUENCE.sub("", text)))
+    return mask(text, secrets)
+
+
+def mask(text: str, secrets: Iterable[str] = ()) -> str:
+    """`text` with known secret values, key shapes and values in a secret's place masked; the longest secret first."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    text = _KEY.sub(MASK, text)
+    return _PLACE.sub(lambda found: next(part for part in found.groups() if part is not None) + MASK, text)
+
+
+def cap(text: str, limit: int) -> str:
+    """`text` in about `limit` characters: its first quarter and its end, and between them what was cut.
+
+    The end weighs more since a log's cause stands nearer to it; the note says how much is missing.
+    """
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit:,} of {len(text):,} characters cut here ...]\n{text[-tail:]}"
+
+
+def safe_name(name: object) -> str:
+    """A name that a model made up: printable ASCII, escaped, at most 64 characters."""
+    escaped = ascii(name)[1:-1] if isinstance(name, str) else ascii(name)
+    return escaped if len(escaped) <= MAX_NAME else escaped[: MAX_NAME - 3] + "..."
+
+
+def safe_arguments(args: Mapping[str, object], secrets: Iterable[str] = ()) -> dict[str, object]:
+    """A call's arguments as JSON may hold them: cleaned, masked (by key too), capped. For records, not for running."""
+    secrets = tuple(secrets)
+    left = MAX_ARGUMENTS
+
+    def safe(value: object, depth: int) -> object:
+        nonlocal left
+        left -= 8
+        if left < 0 or depth > _MAX_DEPTH:
+            return "[cut]"
+        if value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
+            return value
+        if isinstance(value, int) and abs(value) < 10**18:
+            return value
+        if isinstance(value, Mapping):
+            return {
+                safe_name(key): MASK if _SECRET_NAME.search(str(key)) else safe(item, depth + 1)
+                for key, item in list(value.items())[: MAX_ARGUMENTS // 8]
+            }
+        if isinstance(value, list | tuple):
+            return [safe(item, depth + 1) for item in value[: MAX_ARGUMENTS // 8]]
+        if not isinstance(value, str):
+            return {"repr": "a large integer" if isinstance(value, int) else cap(ascii(value), MAX_NAME)}
+        shown = cap(clean(value, secrets), MAX_ARGUMENT)
+        left -= len(shown)
+        return shown if left >= 0 else "[cut]"
+
+    return {safe_name(key): MASK if _SECRET_NAME.search(str(key)) else safe(item, 0) for key, item in args.items()}
+
+
+def digest(text: str) -> str:
+    """SHA-256 of the text's UTF-8 bytes, as hex."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
