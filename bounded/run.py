@@ -1,0 +1,137 @@
+"""One run: its clock anchor, its model calls, its usage, its receipts and its end; and what it came to, frozen.
+
+A `Run` is handed to the graph as LangGraph's `context`, not kept in its state: when a bound from above cuts the graph
+off, the state is lost and everything here is still known.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from bounded.deadlines import now
+from bounded.outcomes import Outcome
+from bounded.receipts import Anchor, Receipt, Receipts
+from bounded.text import cap, clean
+from bounded.usage import Usage, UsageLedger
+
+MAX_REASON = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in a run, for whoever watches it. `elapsed_s` counts from the run's anchor."""
+
+    kind: str
+    elapsed_s: float
+    facts: Mapping[str, object]
+
+
+Observer = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a run came to. `known_subtotal` is the total only while `usage_known` is true.
+
+    Attributes:
+        text: the model's last text, "" where it gave none.
+        reason: one sentence where there is something to say about the outcome, else None.
+        usage_fault: why the total is unknown, None while it is known.
+        model_calls: attempts, which is not to say inferences.
+        seconds: from the run's anchor, on the monotonic clock.
+    """
+
+    outcome: Outcome
+    text: str
+    reason: str | None
+    known_subtotal: int
+    usage_known: bool
+    usage_fault: str | None
+    model: str
+    model_calls: int
+    receipts: tuple[Receipt, ...]
+    seconds: float
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Run:
+    """What one run has done so far. Create it inside the loop that runs it.
+
+    Attributes:
+        model: the model's name, for the record.
+        secrets: values that no text may show.
+        observe: called with every event, in order, on the loop's thread; it must return at once.
+        model_calls: attempts, which is not to say inferences.
+        outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
+        text: the model's last text, cleaned.
+    """
+
+    model: str = ""
+    secrets: frozenset[str] = frozenset()
+    observe: Observer | None = None
+    anchor: Anchor = field(default_factory=lambda: Anchor(wall=datetime.now(UTC), monotonic=now()), init=False)
+    usage: UsageLedger = field(default_factory=UsageLedger, init=False)
+    receipts: Receipts = field(default_factory=Receipts, init=False)
+    model_calls: int = field(default=0, init=False)
+    outcome: Outcome | None = field(default=None, init=False)
+    reason: str | None = field(default=None, init=False)
+    text: str = field(default="", init=False)
+    _open_call: int = field(default=0, init=False)
+
+    @property
+    def elapsed_s(self) -> float:
+        return now() - self.anchor.monotonic
+
+    def wall_time(self) -> str:
+        """This moment as ISO 8601 with offset."""
+        return self.anchor.wall_time(now())
+
+    def emit(self, kind: str, **facts: object) -> None:
+        if self.observe is not None:
+            self.observe(Event(kind=kind, elapsed_s=self.elapsed_s, facts=facts))
+
+    def start_model_call(self) -> int:
+        """Count an attempt, which is not to say an inference, and return its number, from 1."""
+        self.model_calls += 1
+        self._open_call = self.model_calls
+        self.emit("model_call_started", call=self.model_calls)
+        return self.model_calls
+
+    def end_model_call(self, call: int, usage: Usage) -> bool:
+        """Charge a reply; False where that call was ended already, and its reply is quarantined uncharged."""
+        if self._open_call != call:
+            self.emit("model_call_late", call=call, usage=usage.raw)
+            return False
+        self._open_call = 0
+        self.usage.record(usage)
+        self.emit("model_call_ended", call=call, usage=usage.raw)
+        return True
+
+    def cut_model_call(self, why: str) -> None:
+        """A model call that is still open was ended early: what it spent at the provider is unknown from here on."""
+        if self._open_call:
+            self.emit("model_call_cut", call=self._open_call, why=why)
+            self._open_call = 0
+            self.usage.lose(f"a model call was ended early ({why}): what it spent was not reported")
+
+    def end(self, outcome: Outcome, reason: str | None = None) -> None:
+        """Say how the run ended. Whoever says so first has the last word."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.reason = None if reason is None else cap(clean(reason, self.secrets), MAX_REASON)
+            self.emit("run_ended", outcome=outcome)
+
+    def answer(self) -> Answer:
+        """What the run has come to by now; a run without an outcome is paused."""
+        return Answer(
+            outcome=self.outcome or Outcome.PAUSED,
+            text=self.text,
+            reason=self.reason,
+            known_subtotal=self.usage.known_subtotal,
+            usage_known=self.usage.known,
+            usage_fault=self.usage.fault,
+            model=self.model,
+            model_calls=self.model_calls,
+            receipts=self.receipts.all(),
+            seconds=round(self.elapsed_s, 3),
+        )

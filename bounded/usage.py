@@ -1,0 +1,78 @@
+"""What the run has spent, and whether that is known. Nothing that a provider did not report is ever a number here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One reply's usage, judged. `total` is None where it is unknown, and `fault` then says why.
+
+    Attributes:
+        total, input, output: tokens as reported; a part that was not reported as a valid integer is None.
+        fault: why the total does not count; None when it does.
+        raw: what the adapter handed over, for the record.
+    """
+
+    total: int | None
+    input: int | None
+    output: int | None
+    fault: str | None
+    raw: object
+
+    def storable(self) -> dict[str, int] | None:
+        """The usage in the shape that a message in a checkpoint may have: all three counts, or nothing."""
+        if self.total is None or self.input is None or self.output is None:
+            return None
+        return {"input_tokens": self.input, "output_tokens": self.output, "total_tokens": self.total}
+
+
+def judge(raw: object) -> Usage:
+    """Judge a merged reply's `usage_metadata`: only an int of 0 or more is a total.
+
+    `type(v) is int` leaves out True, 7.0 and "9", which a typed dict lets through when it is assigned. A total above
+    input + output is valid (a provider may count thinking apart), one below is not: langchain-google-genai 4.4 makes
+    a total of 0 beside real parts when the wire had none.
+    """
+    if not isinstance(raw, Mapping) or not raw:
+        return Usage(total=None, input=None, output=None, fault="no usage was reported", raw=raw)
+    total, used, made = (_count(raw.get(key)) for key in ("total_tokens", "input_tokens", "output_tokens"))
+    fault = None
+    if total is None:
+        fault = "the reported total is missing" if "total_tokens" not in raw else "the reported total is malformed"
+    elif used is not None and made is not None and total < used + made:
+        fault = "the reported total is below its parts"
+    return Usage(total=total if fault is None else None, input=used, output=made, fault=fault, raw=raw)
+
+
+class UsageLedger:
+    """Tokens reported so far in one run. `known_subtotal` is the total only while `known` is true."""
+
+    def __init__(self) -> None:
+        self.reported: list[Usage] = []
+        self.known_subtotal = 0
+        self.fault: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.fault is None
+
+    def record(self, usage: Usage) -> None:
+        """Charge one reply."""
+        self.reported.append(usage)
+        if usage.total is None:
+            self.lose(usage.fault or "no usage was reported")
+        else:
+            self.known_subtotal += usage.total
+
+    def lose(self, fault: str) -> None:
+        """Something was spent that no one reported; the first such fault is the one kept."""
+        self.fault = self.fault or fault
+
+    def remaining(self, token_budget: int | None) -> int | None:
+        """Tokens before the soft budget is reached, never below 0; None without a budget."""
+        return None if token_budget is None else max(0, token_budget - self.known_subtotal)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
