@@ -1,0 +1,42 @@
+"""Chat models behind one factory: a name becomes a model. SDKs are imported only where their model is built."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+DEFAULT_MODEL = "gemini-3.8-flash"
+# Public reports: the Gemini service refuses a provider-side deadline below 10 s with a 400. Ours fires first anyway.
+MIN_PROVIDER_TIMEOUT_S = 10.0
+
+
+class SetUpMissing(Exception):
+    """The model cannot be built from what the environment holds; the message names the command that mends it."""
+
+
+def build_model(name: str, *, model_timeout_s: float | None, environment: Mapping[str, str]) -> "BaseChatModel":
+    """The chat model of that name: `offline`, `scripted:FILE`, `gemini-*`, else an Ollama tag.
+
+    The provider's own timeout lies at or beneath ours and is never below `MIN_PROVIDER_TIMEOUT_S`; no retry hides a
+    second paid call.
+
+    Raises:
+        SetUpMissing: a key, a file or a setting is missing or wrong.
+    """
+    timeout_s = None if model_timeout_s is None else max(MIN_PROVIDER_TIMEOUT_S, model_timeout_s)
+    if name == "offline":
+        from models.offline import OfflineTriage
+
+        return OfflineTriage()
+    if name.startswith("scripted:"):
+        from models.scripted import ScriptedModel
+
+        return ScriptedModel.from_file(name.removeprefix("scripted:"))
+    if name.startswith("gemini-"):
+        from models.gemini import gemini_model
+
+        return gemini_model(name, timeout_s=timeout_s, environment=environment)
+    from models.ollama import ollama_model
+
+    return ollama_model(name, timeout_s=timeout_s, environment=environment)

@@ -1,0 +1,97 @@
+"""What goes wrong at a model: one table from what the provider SDKs raise to what the user is told.
+
+Classes are named, not imported: an SDK is imported only where its model is built. httpx and aiohttp are what the SDKs
+stand on. What is in no row is a failure of kind "unexpected", named by its type.
+"""
+
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
+
+UNREACHABLE = "the provider cannot be reached; for an Ollama model, run: ollama serve"
+NOT_FOUND = "the provider does not have this model; for an Ollama model, run: ollama pull NAME"
+
+# (qualified class name, kind, what it means for the user); the first row that is among a failure's ancestors holds.
+FAILURES: tuple[tuple[str, str, str], ...] = (
+    ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
+    ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", "the provider refused the key"),
+    ("langchain_core.exceptions.ModelPermissionDeniedError", "unauthorized", "the provider refused the key"),
+    ("langchain_core.exceptions.ModelNotFoundError", "not_found", NOT_FOUND),
+    ("langchain_core.exceptions.ModelRateLimitError", "rate_limited", "the provider's rate limit was reached"),
+    ("langchain_core.exceptions.ContextOverflowError", "bad_request", "the conversation is too long for this model"),
+    ("langchain_core.exceptions.ModelInvalidRequestError", "bad_request", "the provider refused the request"),
+    ("langchain_core.exceptions.ModelRefusalError", "bad_request", "the provider refused the request"),
+    ("langchain_core.exceptions.ModelTimeoutError", "timeout", "the provider did not answer in time"),
+    ("langchain_core.exceptions.ModelConnectionError", "unreachable", UNREACHABLE),
+    ("langchain_core.exceptions.ModelAPIError", "server_error", "the provider failed"),
+    ("langchain_core.exceptions.OutputParserException", "bad_reply", "the provider's reply could not be read"),
+    ("langchain_google_genai._common.GoogleGenerativeAIError", "bad_request", "the provider refused the request"),
+    ("google.genai.errors.ServerError", "server_error", "the provider failed"),
+    ("google.genai.errors.ClientError", "bad_request", "the provider refused the request"),
+    ("google.genai.errors.APIError", "bad_reply", "the provider's reply could not be read"),
+    ("google.genai.errors.UnknownApiResponseError", "bad_reply", "the provider's reply could not be read"),
+    ("ollama._types.RequestError", "bad_request", "Ollama's client refused the request"),
+    ("ollama._types.ResponseError", "server_error", "Ollama answered with an error"),
+    ("httpx.TimeoutException", "timeout", "the provider did not answer in time"),
+    ("httpx.RemoteProtocolError", "bad_reply", "the connection ended before the reply was whole"),
+    ("httpx.TransportError", "unreachable", UNREACHABLE),
+    ("httpx.RequestError", "bad_reply", "the provider's reply could not be read"),
+    ("httpx.InvalidURL", "unreachable", "the provider's address is no URL"),
+    ("aiohttp.client_exceptions.ServerTimeoutError", "timeout", "the provider did not answer in time"),
+    ("aiohttp.client_exceptions.ClientConnectionError", "unreachable", UNREACHABLE),
+    ("aiohttp.client_exceptions.ClientError", "bad_reply", "the provider's reply could not be read"),
+    ("builtins.TimeoutError", "timeout", "the provider did not answer in time"),
+    ("builtins.ConnectionError", "unreachable", UNREACHABLE),
+    ("json.decoder.JSONDecodeError", "bad_reply", "the provider's reply could not be read"),
+    ("builtins.UnicodeDecodeError", "bad_reply", "the provider's reply could not be read"),
+    ("pydantic_core._pydantic_core.ValidationError", "bad_reply", "the provider's reply could not be read"),
+)
+_UNEXPECTED = ("unexpected", "the model call failed")
+_BY_STATUS = {
+    400: ("bad_request", "the provider refused the request"),
+    401: ("unauthorized", "the provider refused the key"),
+    403: ("unauthorized", "the provider refused the key"),
+    404: ("not_found", NOT_FOUND),
+    429: ("rate_limited", "the provider's rate limit was reached"),
+}
+
+
+class ModelFailed(Exception):
+    """A model call failed at the model or on the way to it, not in this program.
+
+    Attributes:
+        kind: one word from the table above, or "unexpected".
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+async def call_model(model: Runnable[Any, Any], messages: list[BaseMessage]) -> AIMessage:
+    """One call, no retry.
+
+    Raises:
+        ModelFailed: for everything that the provider's SDK raises.
+    """
+    try:
+        reply = await model.ainvoke(messages)
+    except Exception as exc:
+        raise ModelFailed(*describe(exc)) from exc
+    if not isinstance(reply, AIMessage):
+        raise ModelFailed("bad_reply", f"the model returned {type(reply).__name__}, not a message")
+    return reply
+
+
+def describe(exc: Exception) -> tuple[str, str]:
+    """The kind of a provider failure and a sentence about it; the text is not cleaned yet.
+
+    Ollama's client says everything with one class: there the HTTP status tells more than the type.
+    """
+    ancestors = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(exc).__mro__}
+    kind, meaning = next((row[1:] for row in FAILURES if row[0] in ancestors), _UNEXPECTED)
+    status = getattr(exc, "status_code", None)
+    if kind == "server_error" and status in _BY_STATUS:
+        kind, meaning = _BY_STATUS[status]
+    return kind, f"{meaning} ({type(exc).__name__}: {exc})"

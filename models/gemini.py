@@ -1,0 +1,35 @@
+"""Gemini through langchain-google-genai: the Developer API with a key, nothing else."""
+
+from collections.abc import Mapping
+
+from langchain_google_genai import ChatGoogleGenerativeAI
+from pydantic import SecretStr
+
+from models.factory import SetUpMissing
+
+# Each of these would send the conversation to another backend or through another host than the one we speak of.
+_OTHER_BACKENDS = ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE", "LANGSMITH_GATEWAY")
+
+
+def gemini_model(name: str, *, timeout_s: float | None, environment: Mapping[str, str]) -> ChatGoogleGenerativeAI:
+    """A Gemini model with the key from `GOOGLE_API_KEY` only; `timeout_s` in seconds.
+
+    Raises:
+        SetUpMissing: there is no key, or a setting asks for another backend.
+    """
+    for setting in _OTHER_BACKENDS:
+        if environment.get(setting, "").strip().lower() not in ("", "0", "false", "no"):
+            raise SetUpMissing(f"{setting} asks for another backend than Gemini's Developer API; run: unset {setting}")
+    key = environment.get("GOOGLE_API_KEY", "").strip()
+    if not key:
+        raise SetUpMissing(
+            f"{name} needs a key in GOOGLE_API_KEY (only there); without one, set REVIEW_MODEL=offline, or name an"
+            " Ollama model: REVIEW_MODEL=gemma4:e2b"
+        )
+    return ChatGoogleGenerativeAI(
+        model=name,
+        api_key=SecretStr(key),
+        vertexai=False,
+        timeout=timeout_s,
+        max_retries=1,  # the first try only: 0 would mean the SDK's own default
+    )

@@ -1,0 +1,127 @@
+"""No language model: a deterministic triage that reads the tool results it was given. The keyless default of the demo.
+
+It asks for the jobs of the pull request, or for the log of the job, that the question names, fetches the logs of failed
+jobs, and answers with their failing lines. As its tokens it reports the words that it read and wrote.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+
+_PULL_REQUEST = re.compile(r"(?:pull[ -]request|pull|pr|#)[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE)
+_JOB = re.compile(r"\bjob[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
+_FAILED_JOB = re.compile(r"^- job (\d+): (?:failed|timed out), (.+)$", re.MULTILINE)
+_FAILING_LINE = re.compile(
+    r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:|.*\bassert(?:ion)?\b.*\bfail|\S+Error\b)",
+    re.IGNORECASE,
+)
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ?")
+_MARKER = "==="
+_MAX_LINES = 6
+_MAX_LOGS = 8
+
+
+class OfflineTriage(BaseChatModel):
+    """The embedded triage; `bind_tools` takes what it is given, for it knows its two tools."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "offline"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """It calls `list_ci_jobs` and `fetch_job_log`, whatever else there is."""
+        return self
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self._generate(messages)  # on the loop: the default would go through its executor
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=_counted(_triage(messages), messages))])
+
+
+def _triage(messages: list[BaseMessage]) -> AIMessage:
+    last = max((place for place, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0)
+    question, since = (messages[last].text if messages else ""), messages[last + 1 :]
+    job, pull_request = _JOB.search(question), _PULL_REQUEST.search(question)
+    if not job and not pull_request:
+        return _say("Name a pull request or a job: for example, Why is CI failing on pull request 415?")
+    results = _results(since)
+    if job:
+        wanted = {int(job[1]): f"Job {job[1]}"}
+    else:
+        listing = results.get(("list_ci_jobs", int(pull_request[1]))) if pull_request else None
+        if listing is None:
+            return _ask(since, "list_ci_jobs", {"pr": [int(pull_request[1])] if pull_request else []})
+        failed = _FAILED_JOB.findall(listing.text)[:_MAX_LOGS]
+        if listing.status == "error" or not failed:
+            return _say(_no_failure(listing))
+        wanted = {int(number): f"Job {number} ({name}) failed" for number, name in failed}
+    missing = [number for number in wanted if ("fetch_job_log", number) not in results]
+    if missing:
+        return _ask(since, "fetch_job_log", {"job_id": missing})
+    return _say("\n\n".join(_verdict(what, results["fetch_job_log", number]) for number, what in wanted.items()))
+
+
+def _say(text: str) -> AIMessage:
+    return AIMessage(f"Offline triage (no language model). {text}")
+
+
+def _results(messages: list[BaseMessage]) -> dict[tuple[str, int], ToolMessage]:
+    calls: dict[str | None, tuple[str, int]] = {}
+    results: dict[tuple[str, int], ToolMessage] = {}
+    for message in messages:
+        if isinstance(message, AIMessage):
+            calls |= {call["id"]: (call["name"], next(iter(call["args"].values()))) for call in message.tool_calls}
+        elif isinstance(message, ToolMessage) and message.tool_call_id in calls:
+            results[calls[message.tool_call_id]] = message
+    return results
+
+
+def _ask(since: list[BaseMessage], tool: str, arguments: dict[str, list[int]]) -> AIMessage:
+    (name, values), *_ = arguments.items()
+    first = sum(len(message.tool_calls) for message in since if isinstance(message, AIMessage)) + 1
+    calls = [ToolCall(name=tool, args={name: value}, id=f"call-{first + n}") for n, value in enumerate(values)]
+    return AIMessage("", tool_calls=calls)
+
+
+def _no_failure(listing: ToolMessage) -> str:
+    if listing.status == "error":
+        return f"The jobs could not be listed. {listing.text}"
+    return f"No failed job. {listing.text}"
+
+
+def _verdict(what: str, log: ToolMessage) -> str:
+    if log.status == "error":
+        return f"{what}; its log could not be read. {log.text}"
+    lines = [_STAMP.sub("", line).rstrip() for line in log.text.splitlines()[1:] if not line.startswith(_MARKER)]
+    failing = [line for line in lines if _FAILING_LINE.match(line)][:_MAX_LINES]
+    if failing:
+        what = f"{what}. The failing lines of its log:"
+    else:
+        what, failing = f"{what}; no line of its log looks like the cause. It ends:", lines[-3:]
+    return "\n".join([what, *(f"    {line}" for line in failing)])
+
+
+def _counted(reply: AIMessage, messages: list[BaseMessage]) -> AIMessage:
+    read = sum(len(message.text.split()) for message in messages)
+    written = len(reply.text.split()) + sum(1 + len(call["args"]) for call in reply.tool_calls)
+    reply.usage_metadata = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
+    return reply
