@@ -1,0 +1,84 @@
+"""What every test stands on: a clean environment, no network but loopback, and a clock that tests may drive."""
+
+import asyncio
+import os
+import re
+import selectors
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+OnVirtualClock = Callable[[Coroutine[Any, Any, T]], T]
+
+_SETTINGS = re.compile(r"REVIEW_|GOOGLE_|GEMINI_|OLLAMA_|OPENAI_|LANGSMITH_|LANGCHAIN_|LANGGRAPH_|.*_(KEY|TOKEN)$", re.I)
+
+
+class _VirtualSelector(selectors.DefaultSelector):
+    """Waits for nothing: where the loop would sleep until its next timer, the clock moves there instead."""
+
+    clock = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            return super().select(None)  # no timer is left, only a thread or a socket can go on
+        ready = super().select(0)
+        if not ready:
+            self.clock += timeout
+        return ready
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """An event loop on virtual time: exact, instant, without sleeping."""
+
+    def __init__(self) -> None:
+        self._virtual = _VirtualSelector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.clock
+
+
+@pytest.fixture
+def on_virtual_clock() -> OnVirtualClock[Any]:
+    """Runs a coroutine on a `VirtualClockLoop` and returns what it returns."""
+
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+            return runner.run(work)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if _SETTINGS.match(name):
+            monkeypatch.delenv(name)
+
+
+_left_loopback: list[str] = []
+
+
+def _watch_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in ("socket.connect", "socket.getaddrinfo"):
+        return
+    address = arguments[1] if event == "socket.connect" else arguments[:1]
+    host = address[0] if isinstance(address, tuple) and address else None
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if isinstance(host, str) and host not in ("127.0.0.1", "::1", "localhost"):
+        _left_loopback.append(host)
+        raise ConnectionRefusedError(f"a test reached for {host}: only loopback is allowed")
+
+
+sys.addaudithook(_watch_network)
+
+
+@pytest.fixture(autouse=True)
+def _only_loopback() -> Iterator[None]:
+    _left_loopback.clear()
+    yield
+    assert not _left_loopback, f"a test reached for {_left_loopback}"
