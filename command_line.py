@@ -179,6 +179,16 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     )
 
 
+def steady_streams() -> None:
+    """Make stdout and stderr such that writing to them cannot fail for what is written, or for their being closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # started with it closed
+            setattr(sys, name, open(os.devnull, "w"))
+        else:
+            stream.reconfigure(errors="backslashreplace")
+
+
 def complain(message: str) -> int:
     """One line on stderr about what was typed or set up; returns the exit status."""
     sys.stderr.write(f"graph.py: {message}\n")

@@ -123,7 +123,9 @@ def build_graph(
         judged = reply.model_copy(update={"usage_metadata": usage.storable()})
         return {"messages": [judged, *refusals], **_known(run)}
 
-    def agent_failed(state: State, error: NodeError, runtime: Runtime[Run]) -> Command[Any]:
+    # Async, like everything in the loop: LangGraph runs sync nodes and edges on the default executor, which a stuck
+    # name lookup may hold.
+    async def agent_failed(state: State, error: NodeError, runtime: Runtime[Run]) -> Command[Any]:
         run = runtime.context
         if isinstance(error.error, NodeTimeoutError):
             run.cut_model_call("the model's timeout")
@@ -135,7 +137,7 @@ def build_graph(
             raise error.error  # a bug of ours
         return Command(update=_known(run), goto=END)
 
-    def after_agent(state: State) -> str:
+    async def after_agent(state: State) -> str:
         return END if state.get("outcome") else "tools"
 
     graph = StateGraph(State, context_schema=Run)
@@ -231,8 +233,9 @@ def main() -> NoReturn:
     """The command line; ends the process."""
     import os
 
-    from command_line import UsageError, complain, parse
+    from command_line import UsageError, complain, parse, steady_streams
 
+    steady_streams()
     try:
         options = parse(sys.argv[1:], os.environ)
     except UsageError as exc:

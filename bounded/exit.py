@@ -44,6 +44,9 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
         status = status or 1
         with contextlib.suppress(OSError):
             sys.stderr.write(f"the output could not be written: {exc.strerror}\n")
+    except BaseException:  # a bug in the last words: the process ends all the same, and not as a success
+        sys.excepthook(*sys.exc_info())
+        status = 1
     finally:
         with contextlib.suppress(OSError):
             sys.stderr.flush()

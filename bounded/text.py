@@ -30,8 +30,8 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _KEY = re.compile(
     r"AIza[0-9A-Za-z_-]{30,}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_[0-9A-Za-z_]{20,}|glpat-[0-9A-Za-z_-]{16,}"
     r"|sk-[0-9A-Za-z_-]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[0-9A-Za-z-]{10,}|npm_[0-9A-Za-z]{30,}"
-    r"|pypi-[0-9A-Za-z_-]{30,}|eyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*"
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----(?:[^-]|-(?!----END))*(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
+    r"|pypi-[0-9A-Za-z_-]{30,}|(?<![\w-])eyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[0-9A-Za-z+/=\s\\]{0,6000}(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
 )
 _PLACE = re.compile(
     r"(?P<url>://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)"

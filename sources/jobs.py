@@ -71,7 +71,7 @@ def ci_tools(source: JobSource) -> list[BaseTool]:
     async def list_ci_jobs(pr: int) -> str:
         """List the CI jobs of a pull request, each with its id, its state and its name."""
         jobs = await source.jobs(pr)
-        lines = [f"- job {job.job_id}: {job.state}, {clean(job.name)}" for job in jobs[:MAX_JOBS]]
+        lines = [f"- job {job.job_id}: {job.state}, {_one_line(job.name)}" for job in jobs[:MAX_JOBS]]
         if len(jobs) > MAX_JOBS:
             lines.append(f"[... {len(jobs) - MAX_JOBS} more jobs are not listed here ...]")
         count = "no CI jobs." if not jobs else f"{len(jobs)} CI job{'s' if len(jobs) > 1 else ''}:"
@@ -82,6 +82,10 @@ def ci_tools(source: JobSource) -> list[BaseTool]:
         return _as_data(job_id, cap(clean(await source.log(job_id)), MAX_LOG))
 
     return [StructuredTool.from_function(coroutine=list_ci_jobs), StructuredTool.from_function(coroutine=fetch_job_log)]
+
+
+def _one_line(name: str) -> str:
+    return " ".join(clean(name).split())
 
 
 def _as_data(job_id: int, log: str) -> str:

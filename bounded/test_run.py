@@ -1,0 +1,46 @@
+"""What a run knows of itself: attempts, charges, endings, events."""
+
+from bounded.outcomes import Outcome
+from bounded.run import Event, Run
+from bounded.usage import judge
+
+USED = judge({"total_tokens": 10})
+
+
+def test_a_reply_is_charged_once_and_only_while_its_call_is_open() -> None:
+    run = Run()
+    call = run.start_model_call()
+    assert run.end_model_call(call, USED)
+    assert not run.end_model_call(call, USED)
+    assert (run.model_calls, run.usage.known_subtotal, run.usage.known) == (1, 10, True)
+
+
+def test_a_reply_after_its_call_was_cut_is_quarantined() -> None:
+    events: list[Event] = []
+    run = Run(observe=events.append)
+    call = run.start_model_call()
+    run.cut_model_call("the model's timeout")
+    assert not run.end_model_call(call, USED)
+    assert (run.usage.known_subtotal, run.usage.known) == (0, False)
+    assert run.usage.fault is not None
+    assert "the model's timeout" in run.usage.fault
+    assert [event.kind for event in events] == ["model_call_started", "model_call_cut", "model_call_late"]
+
+
+def test_cutting_a_run_without_an_open_call_costs_no_certainty() -> None:
+    run = Run()
+    run.end_model_call(run.start_model_call(), USED)
+    run.cut_model_call("the run was cut off")
+    assert run.usage.known
+
+
+def test_whoever_ends_a_run_first_has_the_last_word() -> None:
+    run = Run(secrets=frozenset({"fake-secret"}))
+    run.end(Outcome.MODEL_ERROR, "it said fake-secret\x1b[31m")
+    run.end(Outcome.DEADLINE)
+    answer = run.answer()
+    assert (answer.outcome, answer.reason) == (Outcome.MODEL_ERROR, "it said [masked]")
+
+
+def test_a_run_without_an_outcome_is_paused() -> None:
+    assert Run(model="m").answer().outcome is Outcome.PAUSED

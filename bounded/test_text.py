@@ -1,0 +1,193 @@
+"""Untrusted text: no control sequence, no secret and no size gets through."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bounded.text import MASK, cap, clean, digest, mask, safe_arguments, safe_name, secret_values
+
+ESC = "\x1b"
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        "\x1b[31m",
+        "\x1b[?25l",
+        "\x1b[38:2::1:2:3m",
+        "\x1b[2J",
+        "\x1b[>4;2m",
+        "\x9b31m",
+        "\x1b]8;;http://x\x07",
+        "\x1b]0;title\x1b\\",
+        "\x1b]52;c;aGk=\x9c",
+        "\x9d0;title\x07",
+        "\x1bP1$r0m\x1b\\",
+        "\x1b_apc\x1b\\",
+        "\x1b(B",
+        "\x1b#8",
+        "\x1bc",
+        "\x1b=",
+        "\x07",
+        "\x08",
+        "\x00",
+        "\x7f",
+        "\x8e",
+        "\u202e",
+        "\u2066",
+        "\ufeff",
+    ],
+)
+def test_terminal_control_is_stripped_and_the_text_around_it_stays(sequence: str) -> None:
+    assert clean(f"before{sequence}after") == "beforeafter"
+
+
+def test_a_string_sequence_without_an_end_loses_its_introducer_only() -> None:
+    assert clean("a\x1b]8;;http://x and the rest") == "a8;;http://x and the rest"
+
+
+def test_a_sequence_that_appears_when_another_is_taken_out_is_harmless() -> None:
+    assert ESC not in clean("\x1b\x1b[31m[32mred")
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"])
+def test_every_line_break_becomes_one(line_break: str) -> None:
+    assert clean(f"a{line_break}b") == "a\nb"
+
+
+def test_tabs_and_letters_of_all_scripts_stay() -> None:
+    text = "\tnaïve Ω 漢字 🎉 ⚠️ e\u0301"
+    assert clean(text) == text
+
+
+@given(st.text(alphabet=st.characters(codec=None), max_size=200))
+def test_cleaned_text_can_be_encoded_and_holds_no_control(text: str) -> None:
+    cleaned = clean(text)
+    cleaned.encode("utf-8")
+    assert not any(ord(c) < 32 and c not in "\n\t" for c in cleaned)
+    assert not any(0x7F <= ord(c) <= 0x9F for c in cleaned)
+
+
+@pytest.mark.parametrize(
+    "unit", ["\x1b]", "\x9d", "\x1bP\x1b", "\x1b[", "\x9b0", "token=", "-----BEGIN PRIVATE KEY-----", "eyJ"]
+)
+def test_cleaning_takes_time_in_proportion_to_the_text(unit: str) -> None:
+    # A pattern that goes back over its input would take minutes for this; the margin is for a busy machine.
+    start = time.monotonic()
+    clean(unit * (400_000 // len(unit)))
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AIza" + "x" * 35,
+        "ghp_" + "a1" * 18,
+        "github_pat_" + "b2" * 20,
+        "glpat-" + "c3" * 10,
+        "sk-proj-" + "d4" * 20,
+        "AKIA" + "ABCD" * 4,
+        "xoxb-1234567890-abc",
+        "npm_" + "e5" * 18,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIfake\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_the_key_shapes_of_known_issuers_are_masked(secret: str) -> None:
+    assert clean(f"before {secret} after") == f"before {MASK} after"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("https://ci:hunter2hunter2@host/x", f"https://ci:{MASK}@host/x"),
+        ("Authorization: Bearer abcdef0123456789", f"Authorization: Bearer {MASK}"),
+        ("GET /v1/x?key=fakefakefake&alt=json", f"GET /v1/x?key={MASK}&alt=json"),
+        ("api_key = 'fakefakefake'", f"api_key = '{MASK}'"),
+        ("DB_PASSWORD=fakefakefake", f"DB_PASSWORD={MASK}"),
+        ('{"access_token": "fakefakefake"}', f'{{"access_token": "{MASK}"}}'),
+    ],
+)
+def test_what_stands_in_a_secrets_place_is_masked(text: str, masked: str) -> None:
+    assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text", ["tokens: 415 (known)", "the token is missing", "E  assert secret == 3", "max_tokens=4096", "key: value"]
+)
+def test_ordinary_text_is_left_alone(text: str) -> None:
+    assert clean(text) == text
+
+
+def test_known_secret_values_are_masked_wherever_they_stand_longest_first() -> None:
+    secrets = {"fake-secret", "fake-secret-longer"}
+    assert clean("x fake-secret-longer y fake-secret z", secrets) == f"x {MASK} y {MASK} z"
+
+
+def test_a_secret_split_by_control_sequences_is_masked_too() -> None:
+    assert clean("fake-\x1b[0msecret", {"fake-secret"}) == MASK
+
+
+def test_an_environment_names_its_own_secrets() -> None:
+    environment = {
+        "GOOGLE_API_KEY": "fake-key-0123",
+        "GITHUB_TOKEN": "fake-token-0123",
+        "DB_PASSWORD": "short",
+        "HOME": "/home/someone",
+    }
+    assert secret_values(environment) == {"fake-key-0123", "fake-token-0123"}
+
+
+def test_a_cap_keeps_the_beginning_and_more_of_the_end_and_says_what_it_cut() -> None:
+    capped = cap("a" * 500 + "b" * 500, 100)
+    assert capped == f"{'a' * 25}\n[... 900 of 1,000 characters cut here ...]\n{'b' * 75}"
+    assert cap("short", 100) == "short"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("fetch_job_log", "fetch_job_log"),
+        ("nope\x1b[31m", "nope\\x1b[31m"),
+        ("naïve\n", "na\\xefve\\n"),
+        ("x" * 65, "x" * 61 + "..."),
+        (None, "None"),
+        ("", ""),
+    ],
+)
+def test_a_made_up_name_is_echoed_escaped_and_short(name: object, shown: str) -> None:
+    assert safe_name(name) == shown
+
+
+@given(
+    st.dictionaries(
+        st.text(),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.integers() | st.text() | st.binary(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        ),
+    )
+)
+def test_any_arguments_become_small_honest_json(args: dict[str, object]) -> None:
+    shown = safe_arguments(args)
+    assert len(json.dumps(shown, allow_nan=False)) < 80_000
+    assert len(shown) <= len(args)
+
+
+def test_arguments_are_masked_by_value_and_by_key_and_cut() -> None:
+    shown = safe_arguments(
+        {"q": "x fake-secret", "password": "abc", "deep": [[[[[[[[[[1]]]]]]]]]], "big": 10**40, "long": "y" * 9_000},
+        {"fake-secret"},
+    )
+    assert shown["q"] == f"x {MASK}"
+    assert shown["password"] == MASK
+    assert "[cut]" in str(shown["deep"])
+    assert shown["big"] == {"repr": "a large integer"}
+    assert len(str(shown["long"])) < 600
+
+
+def test_a_digest_is_the_sha256_of_the_utf8_bytes() -> None:
+    assert digest("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

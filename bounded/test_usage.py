@@ -1,0 +1,96 @@
+"""Usage values against verdicts: what nobody reported is unknown, never zero."""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from bounded.usage import UsageLedger, judge
+
+KNOWN = [
+    ({"total_tokens": 0}, 0),
+    ({"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}, 0),
+    ({"input_tokens": 224, "output_tokens": 179, "total_tokens": 403}, 403),
+    # A provider may count thinking or tool-use prompts apart from both parts.
+    ({"input_tokens": 40, "output_tokens": 6, "total_tokens": 390}, 390),
+    ({"total_tokens": 7}, 7),
+    ({"total_tokens": 10**30}, 10**30),
+    ({"input_tokens": "40", "output_tokens": 6, "total_tokens": 9}, 9),
+]
+UNKNOWN: list[object] = [
+    None,
+    {},
+    [],
+    "",
+    "9",
+    0,
+    7,
+    True,
+    math.nan,
+    {"total_tokens": None},
+    {"total_tokens": True},
+    {"total_tokens": False},
+    {"total_tokens": "9"},
+    {"total_tokens": {}},
+    {"total_tokens": []},
+    {"total_tokens": -5},
+    {"total_tokens": -1, "input_tokens": -3, "output_tokens": 2},
+    {"total_tokens": 7.0},
+    {"total_tokens": math.nan},
+    {"total_tokens": math.inf},
+    {"total_tokens": Decimal(7)},
+    {"input_tokens": 3, "output_tokens": 4},
+    # What langchain-google-genai makes of a wire without a total.
+    {"input_tokens": 224, "output_tokens": 179, "total_tokens": 0},
+    {"input_tokens": 5, "output_tokens": 5, "total_tokens": 9},
+]
+
+
+@pytest.mark.parametrize(("raw", "total"), KNOWN)
+def test_a_reported_total_counts(raw: dict[str, Any], total: int) -> None:
+    usage = judge(raw)
+    assert (usage.total, usage.fault, usage.raw) == (total, None, raw)
+
+
+@pytest.mark.parametrize("raw", UNKNOWN)
+def test_what_is_no_total_is_unknown_and_says_why(raw: object) -> None:
+    usage = judge(raw)
+    assert usage.total is None
+    assert usage.fault
+    assert usage.raw is raw
+
+
+def test_a_part_that_was_not_reported_is_not_invented() -> None:
+    usage = judge({"total_tokens": 9, "input_tokens": 4})
+    assert (usage.input, usage.output) == (4, None)
+    assert usage.storable() is None
+
+
+def test_only_whole_judged_usage_is_stored_with_a_message() -> None:
+    raw = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "input_token_details": {1, 2}}
+    assert judge(raw).storable() == {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    assert judge({"total_tokens": True}).storable() is None
+
+
+def test_the_subtotal_stays_when_a_reply_reports_nothing() -> None:
+    ledger = UsageLedger()
+    ledger.record(judge({"total_tokens": 403}))
+    assert (ledger.known_subtotal, ledger.known) == (403, True)
+    ledger.record(judge(None))
+    ledger.record(judge({"total_tokens": 7}))
+    assert (ledger.known_subtotal, ledger.known, ledger.fault) == (410, False, "no usage was reported")
+
+
+def test_the_first_fault_is_the_one_that_is_kept() -> None:
+    ledger = UsageLedger()
+    ledger.lose("a call was cut")
+    ledger.record(judge({}))
+    assert ledger.fault == "a call was cut"
+
+
+@pytest.mark.parametrize(("budget", "remaining"), [(None, None), (500, 97), (403, 0), (1, 0)])
+def test_what_remains_of_a_budget_is_never_negative(budget: int | None, remaining: int | None) -> None:
+    ledger = UsageLedger()
+    ledger.record(judge({"total_tokens": 403}))
+    assert ledger.remaining(budget) == remaining
