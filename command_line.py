@@ -184,7 +184,7 @@ def steady_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # started with it closed
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - stays open for as long as the process lives
         else:
             stream.reconfigure(errors="backslashreplace")
 
@@ -276,7 +276,9 @@ class Progress:
         elif event.kind in ("model_call_ended", "model_call_cut"):
             self._end(key, f"model call {facts['call']} {'ended' if event.kind.endswith('ended') else 'was cut off'}")
         elif event.kind == "tool_call_started":
-            self._begin((facts["receipt"].turn, facts["receipt"].index), call_label(facts["receipt"]))
+            receipt = facts["receipt"]
+            bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"
+            self._begin((receipt.turn, receipt.index), f"{call_label(receipt)}{bound}")
         elif event.kind == "tool_call_ended":
             receipt = facts["receipt"]
             self._end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
@@ -304,7 +306,7 @@ class Progress:
     def _draw(self) -> None:
         if self._tick is not None:
             self._tick.cancel()
-        doing = [f"{what} {self._loop.time() - since:.0f} s" for what, since in self._doing.values()]
+        doing = [f"{what}: {self._loop.time() - since:.0f} s" for what, since in self._doing.values()]
         line = "; ".join(doing[:3]) + (f"; {len(doing) - 3} more" if len(doing) > 3 else "")
         try:
             width = os.get_terminal_size(self._stream.fileno()).columns

@@ -13,7 +13,9 @@ import pytest
 T = TypeVar("T")
 OnVirtualClock = Callable[[Coroutine[Any, Any, T]], T]
 
-_SETTINGS = re.compile(r"REVIEW_|GOOGLE_|GEMINI_|OLLAMA_|OPENAI_|LANGSMITH_|LANGCHAIN_|LANGGRAPH_|.*_(KEY|TOKEN)$", re.I)
+_SETTINGS = re.compile(
+    r"REVIEW_|GOOGLE_|GEMINI_|OLLAMA_|OPENAI_|LANGSMITH_|LANGCHAIN_|LANGGRAPH_|.*_(KEY|TOKEN)$", re.I
+)
 
 
 class _VirtualSelector(selectors.DefaultSelector):

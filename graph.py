@@ -118,7 +118,7 @@ def build_graph(
         usage = judge(reply.usage_metadata)
         if not run.end_model_call(call, usage):
             return {}  # a bound ended this call before: nothing that it brings counts
-        weigh(run, reply, limits)
+        weigh(run, reply, limits, tools)
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
         judged = reply.model_copy(update={"usage_metadata": usage.storable()})
         return {"messages": [judged, *refusals], **_known(run)}
@@ -152,11 +152,11 @@ def build_graph(
     return compiled.with_config(recursion_limit=2 * limits.max_steps + 2)
 
 
-def weigh(run: "Run", reply: "AIMessage", limits: Limits) -> None:
+def weigh(run: "Run", reply: "AIMessage", limits: Limits, tools: "Sequence[BaseTool]") -> None:
     """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order."""
     from bounded.text import clean
     from bounded.toolnode import request_call
-    from models.reply import call_id_fault, finish_reason, requested_calls, text
+    from models.reply import call_id_fault, finish_reason, requested_calls, text, written_call
 
     run.text = clean(text(reply), run.secrets)
     calls = list(requested_calls(reply))
@@ -170,7 +170,8 @@ def weigh(run: "Run", reply: "AIMessage", limits: Limits) -> None:
     elif not calls and not run.text:
         run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason(reply) or 'not given'}")
     elif not calls:
-        run.end(Outcome.ANSWERED)
+        written = written_call(reply, [tool.name for tool in tools])
+        run.end(Outcome.ANSWERED, written and f"the model wrote a call of {written} as text; nothing was run for it")
     elif run.usage.remaining(budget) == 0:
         run.end(Outcome.TOKEN_BUDGET, f"{run.usage.known_subtotal} tokens are spent, the budget is {budget}")
     elif run.model_calls >= limits.max_steps:

@@ -162,7 +162,7 @@ def test_an_answer_goes_to_stdout_and_progress_to_stderr() -> None:
     assert "    E       assert 2268 == 2520" in lines
     assert lines[-3] == "based on:"
     assert lines[-1].startswith("  fetch_job_log(812) returned ")
-    assert "list_ci_jobs(415) ..." in done.stderr.splitlines()
+    assert "list_ci_jobs(415), at most 10.0 s ..." in done.stderr.splitlines()
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -285,8 +285,8 @@ class Terminal(io.StringIO):
 async def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
     stream = Terminal()
     progress = Progress(stream, asyncio.get_running_loop())
-    progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt()}))
-    assert stream.getvalue() == "\rfetch_job_log(815) 0 s\x1b[K"
+    progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt(bound_s=3.0)}))
+    assert stream.getvalue() == "\rfetch_job_log(815), at most 3.0 s: 0 s\x1b[K"
     progress.clear()
     assert stream.getvalue().endswith("\r\x1b[K")
     assert "\n" not in stream.getvalue()

@@ -211,6 +211,14 @@ def test_calls_that_cannot_be_told_apart_do_not_run(reply: dict[str, Any], on_vi
     assert len(answer.receipts) == len(reply.get("tool_calls", [])) + len(reply.get("invalid_tool_calls", []))
 
 
+@pytest.mark.parametrize("form", ["{}", "```json\n{}\n```"])
+def test_a_call_that_is_written_as_text_is_said_not_to_have_run(form: str, on_virtual_clock: Asked) -> None:
+    written = form.replace("{}", '{"name": "fetch_job_log", "arguments": {"job_id": 812}}')
+    answer = on_virtual_clock(Conversation(says(written)).ask())
+    assert (answer.outcome, answer.receipts) == (Outcome.ANSWERED, ())
+    assert answer.reason == "the model wrote a call of fetch_job_log as text; nothing was run for it"
+
+
 def test_an_id_may_come_again_in_a_later_reply(on_virtual_clock: Asked) -> None:
     answer = on_virtual_clock(Conversation(asks(), asks(), says()).ask())
     assert [(r.turn, r.outcome) for r in answer.receipts] == [(1, "executed"), (2, "executed")]

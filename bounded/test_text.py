@@ -135,10 +135,13 @@ def test_an_environment_names_its_own_secrets() -> None:
     environment = {
         "GOOGLE_API_KEY": "fake-key-0123",
         "GITHUB_TOKEN": "fake-token-0123",
+        "SIGNING_KEY": "fake+key/0123",
         "DB_PASSWORD": "short",
+        "REVIEW_TOKEN_BUDGET": "100000000",
         "HOME": "/home/someone",
+        "KEYBOARD": "us-international",
     }
-    assert secret_values(environment) == {"fake-key-0123", "fake-token-0123"}
+    assert secret_values(environment) == {"fake-key-0123", "fake-token-0123", "fake+key/0123", "fake%2Bkey%2F0123"}
 
 
 def test_a_cap_keeps_the_beginning_and_more_of_the_end_and_says_what_it_cut() -> None:

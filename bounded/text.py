@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from urllib.parse import quote
 
 MASK = "[masked]"
 MAX_NAME = 64
@@ -41,14 +42,22 @@ _PLACE = re.compile(
     r"|(?P<query>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}",
     re.IGNORECASE,
 )
-_SECRET_NAME = re.compile(r"api_?key|secret|passw(?:or)?d|token|access_?key|credential|private_?key", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"secret|passw(?:or)?d|token|credential|api_?key|(?:^|[_-])(?:key|pat|pass|auth)$", re.IGNORECASE
+)
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
-    """The values that an environment itself calls secret, by their variables' names."""
-    return frozenset(
-        value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET
-    )
+    """The values that an environment itself calls secret, by their variables' names, as they are and as URLs hold them.
+
+    Our own settings (`REVIEW_TOKEN_BUDGET`) hold none.
+    """
+    values = {
+        value
+        for name, value in environment.items()
+        if _SECRET_NAME.search(name) and not name.startswith("REVIEW_") and len(value) >= _MIN_SECRET
+    }
+    return frozenset(values | {quote(value, safe="") for value in values})
 
 
 def clean(text: str, secrets: Iterable[str] = ()) -> str:
