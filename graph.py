@@ -110,6 +110,11 @@ def build_graph(
 
     async def agent(state: State, runtime: Runtime[Run]) -> State:
         run = runtime.context
+        run.resume(
+            known_subtotal=state.get("known_subtotal", 0),
+            usage_known=state.get("usage_known", True),
+            model_calls=state.get("model_calls", 0),
+        )
         if time_left() == 0:
             run.end(Outcome.DEADLINE, "no time was left for another model call")
             return _known(run)

@@ -90,6 +90,14 @@ class Run:
         if self.observe is not None:
             self.observe(Event(kind=kind, elapsed_s=self.elapsed_s, facts=facts))
 
+    def resume(self, *, known_subtotal: int, usage_known: bool, model_calls: int) -> None:
+        """Go on from what an earlier run left in a checkpoint; a run that has begun already knows better."""
+        if self.model_calls == 0:
+            self.model_calls = model_calls
+            self.usage.known_subtotal = known_subtotal
+            if not usage_known:
+                self.usage.lose("what was spent before the run was resumed is unknown")
+
     def start_model_call(self) -> int:
         """Count an attempt, which is not to say an inference, and return its number, from 1."""
         self.model_calls += 1

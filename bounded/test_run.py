@@ -34,6 +34,13 @@ def test_cutting_a_run_without_an_open_call_costs_no_certainty() -> None:
     assert run.usage.known
 
 
+def test_a_resumed_run_goes_on_from_what_was_known_and_a_running_one_does_not() -> None:
+    run = Run()
+    run.resume(known_subtotal=7, usage_known=False, model_calls=2)
+    run.resume(known_subtotal=99, usage_known=True, model_calls=99)
+    assert (run.model_calls, run.usage.known_subtotal, run.usage.known) == (2, 7, False)
+
+
 def test_whoever_ends_a_run_first_has_the_last_word() -> None:
     run = Run(secrets=frozenset({"fake-secret"}))
     run.end(Outcome.MODEL_ERROR, "it said fake-secret\x1b[31m")
