@@ -31,16 +31,18 @@ def judge(raw: object) -> Usage:
     """Judge a merged reply's `usage_metadata`: only an int of 0 or more is a total.
 
     `type(v) is int` leaves out True, 7.0 and "9", which a typed dict lets through when it is assigned. A total above
-    input + output is valid (a provider may count thinking apart), one below is not: langchain-google-genai 4.4 makes
-    a total of 0 beside real parts when the wire had none.
+    input + output is valid (a provider may count thinking apart), one below them, or below the cached part of the
+    input, is not: langchain-google-genai 4.4 makes a total of 0 beside real parts when the wire had none.
     """
     if not isinstance(raw, Mapping) or not raw:
         return Usage(total=None, input=None, output=None, fault="no usage was reported", raw=raw)
     total, used, made = (_count(raw.get(key)) for key in ("total_tokens", "input_tokens", "output_tokens"))
+    details = raw.get("input_token_details")
+    cached = _count(details.get("cache_read")) if isinstance(details, Mapping) else None
     fault = None
     if total is None:
         fault = "the reported total is missing" if "total_tokens" not in raw else "the reported total is malformed"
-    elif used is not None and made is not None and total < used + made:
+    elif total < max(used + made if used is not None and made is not None else 0, cached or 0):
         fault = "the reported total is below its parts"
     return Usage(total=total if fault is None else None, input=used, output=made, fault=fault, raw=raw)
 

@@ -1,7 +1,7 @@
 """What goes wrong at a model: one table from what the provider SDKs raise to what the user is told.
 
-Classes are named, not imported: an SDK is imported only where its model is built. httpx and aiohttp are what the SDKs
-stand on. What is in no row is a failure of kind "unexpected", named by its type.
+Classes are named, not imported: an SDK is imported only where its model is built. httpx, its successor httpx2 (whose
+classes have the same names) and aiohttp are what the SDKs stand on. What is in no row is "unexpected".
 """
 
 from typing import Any
@@ -9,49 +9,58 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
+TOO_SLOW = "the provider did not answer in time"
+BAD_KEY = "the provider refused the key"
+REFUSED = "the provider refused the request"
+FAILED = "the provider failed"
+UNREADABLE = "the provider's reply could not be read"
+CUT_SHORT = "the connection ended before the reply was whole"
 UNREACHABLE = "the provider cannot be reached; for an Ollama model, run: ollama serve"
 NOT_FOUND = "the provider does not have this model; for an Ollama model, run: ollama pull NAME"
 
 # (qualified class name, kind, what it means for the user); the first row that is among a failure's ancestors holds.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
-    ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", "the provider refused the key"),
-    ("langchain_core.exceptions.ModelPermissionDeniedError", "unauthorized", "the provider refused the key"),
+    ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", BAD_KEY),
+    ("langchain_core.exceptions.ModelPermissionDeniedError", "unauthorized", BAD_KEY),
     ("langchain_core.exceptions.ModelNotFoundError", "not_found", NOT_FOUND),
     ("langchain_core.exceptions.ModelRateLimitError", "rate_limited", "the provider's rate limit was reached"),
     ("langchain_core.exceptions.ContextOverflowError", "bad_request", "the conversation is too long for this model"),
-    ("langchain_core.exceptions.ModelInvalidRequestError", "bad_request", "the provider refused the request"),
-    ("langchain_core.exceptions.ModelRefusalError", "bad_request", "the provider refused the request"),
-    ("langchain_core.exceptions.ModelTimeoutError", "timeout", "the provider did not answer in time"),
+    ("langchain_core.exceptions.ModelInvalidRequestError", "bad_request", REFUSED),
+    ("langchain_core.exceptions.ModelRefusalError", "bad_request", REFUSED),
+    ("langchain_core.exceptions.ModelTimeoutError", "timeout", TOO_SLOW),
     ("langchain_core.exceptions.ModelConnectionError", "unreachable", UNREACHABLE),
-    ("langchain_core.exceptions.ModelAPIError", "server_error", "the provider failed"),
-    ("langchain_core.exceptions.OutputParserException", "bad_reply", "the provider's reply could not be read"),
-    ("langchain_google_genai._common.GoogleGenerativeAIError", "bad_request", "the provider refused the request"),
-    ("google.genai.errors.ServerError", "server_error", "the provider failed"),
-    ("google.genai.errors.ClientError", "bad_request", "the provider refused the request"),
-    ("google.genai.errors.APIError", "bad_reply", "the provider's reply could not be read"),
-    ("google.genai.errors.UnknownApiResponseError", "bad_reply", "the provider's reply could not be read"),
+    ("langchain_core.exceptions.ModelAPIError", "server_error", FAILED),
+    ("langchain_core.exceptions.ModelError", "server_error", FAILED),
+    ("langchain_core.exceptions.OutputParserException", "bad_reply", UNREADABLE),
+    ("langchain_google_genai._common.GoogleGenerativeAIError", "bad_request", REFUSED),
+    ("google.genai.errors.ServerError", "server_error", FAILED),
+    ("google.genai.errors.ClientError", "bad_request", REFUSED),
+    ("google.genai.errors.APIError", "bad_reply", UNREADABLE),
+    ("google.genai.errors.UnknownApiResponseError", "bad_reply", UNREADABLE),
+    ("google.genai.errors.ContinuationInterruptedError", "bad_reply", CUT_SHORT),
     ("ollama._types.RequestError", "bad_request", "Ollama's client refused the request"),
     ("ollama._types.ResponseError", "server_error", "Ollama answered with an error"),
-    ("httpx.TimeoutException", "timeout", "the provider did not answer in time"),
-    ("httpx.RemoteProtocolError", "bad_reply", "the connection ended before the reply was whole"),
+    ("httpx.TimeoutException", "timeout", TOO_SLOW),
+    ("httpx.RemoteProtocolError", "bad_reply", CUT_SHORT),
+    ("httpx.ReadError", "bad_reply", CUT_SHORT),
     ("httpx.TransportError", "unreachable", UNREACHABLE),
-    ("httpx.RequestError", "bad_reply", "the provider's reply could not be read"),
+    ("httpx.HTTPError", "bad_reply", UNREADABLE),
+    ("httpx.StreamError", "bad_reply", UNREADABLE),
+    ("httpx.CookieConflict", "bad_reply", UNREADABLE),
     ("httpx.InvalidURL", "unreachable", "the provider's address is no URL"),
-    ("aiohttp.client_exceptions.ServerTimeoutError", "timeout", "the provider did not answer in time"),
+    ("aiohttp.client_exceptions.ServerTimeoutError", "timeout", TOO_SLOW),
     ("aiohttp.client_exceptions.ClientConnectionError", "unreachable", UNREACHABLE),
-    ("aiohttp.client_exceptions.ClientError", "bad_reply", "the provider's reply could not be read"),
-    ("builtins.TimeoutError", "timeout", "the provider did not answer in time"),
+    ("aiohttp.client_exceptions.ClientError", "bad_reply", UNREADABLE),
+    ("builtins.TimeoutError", "timeout", TOO_SLOW),
     ("builtins.ConnectionError", "unreachable", UNREACHABLE),
-    ("json.decoder.JSONDecodeError", "bad_reply", "the provider's reply could not be read"),
-    ("builtins.UnicodeDecodeError", "bad_reply", "the provider's reply could not be read"),
-    ("pydantic_core._pydantic_core.ValidationError", "bad_reply", "the provider's reply could not be read"),
+    ("builtins.ValueError", "bad_reply", UNREADABLE),  # broken JSON, bytes, shapes; an adapter's own complaints
 )
 _UNEXPECTED = ("unexpected", "the model call failed")
 _BY_STATUS = {
-    400: ("bad_request", "the provider refused the request"),
-    401: ("unauthorized", "the provider refused the key"),
-    403: ("unauthorized", "the provider refused the key"),
+    400: ("bad_request", REFUSED),
+    401: ("unauthorized", BAD_KEY),
+    403: ("unauthorized", BAD_KEY),
     404: ("not_found", NOT_FOUND),
     429: ("rate_limited", "the provider's rate limit was reached"),
 }
@@ -89,7 +98,7 @@ def describe(exc: Exception) -> tuple[str, str]:
 
     Ollama's client says everything with one class: there the HTTP status tells more than the type.
     """
-    ancestors = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(exc).__mro__}
+    ancestors = {f"{cls.__module__}.{cls.__qualname__}".replace("httpx2.", "httpx.") for cls in type(exc).__mro__}
     kind, meaning = next((row[1:] for row in FAILURES if row[0] in ancestors), _UNEXPECTED)
     status = getattr(exc, "status_code", None)
     if kind == "server_error" and status in _BY_STATUS:

@@ -18,7 +18,7 @@ def gemini_model(name: str, *, timeout_s: float | None, environment: Mapping[str
         SetUpMissing: there is no key, or a setting asks for another backend.
     """
     for setting in _OTHER_BACKENDS:
-        if environment.get(setting, "").strip().lower() not in ("", "0", "false", "no"):
+        if environment.get(setting, "").lower() not in ("", "0", "false", "no"):
             raise SetUpMissing(f"{setting} asks for another backend than Gemini's Developer API; run: unset {setting}")
     key = environment.get("GOOGLE_API_KEY", "").strip()
     if not key:
@@ -26,10 +26,13 @@ def gemini_model(name: str, *, timeout_s: float | None, environment: Mapping[str
             f"{name} needs a key in GOOGLE_API_KEY (only there); without one, set REVIEW_MODEL=offline, or name an"
             " Ollama model: REVIEW_MODEL=gemma4:e2b"
         )
+    if not (key.isascii() and key.isprintable()):  # it would end in an error message, escaped past every mask
+        raise SetUpMissing("GOOGLE_API_KEY holds characters that no key has; copy the key again")
     return ChatGoogleGenerativeAI(
         model=name,
         api_key=SecretStr(key),
         vertexai=False,
         timeout=timeout_s,
-        max_retries=1,  # the first try only: 0 would mean the SDK's own default
+        max_retries=1,  # the first try only
+        client_args={"follow_redirects": False},  # the key's header would travel to wherever a redirect points
     )

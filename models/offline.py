@@ -14,11 +14,12 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCa
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 
-_PULL_REQUEST = re.compile(r"(?:pull[ -]request|pull|pr|#)[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE)
+_PULL_REQUEST = re.compile(r"(?:\bpull[ -]request|\bpull|\bpr|#)[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE)
 _JOB = re.compile(r"\bjob[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
 _FAILED_JOB = re.compile(r"^- job (\d+): (?:failed|timed out), (.+)$", re.MULTILINE)
 _FAILING_LINE = re.compile(
-    r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:|.*\bassert(?:ion)?\b.*\bfail|\S+Error\b)",
+    r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:"
+    r"|.*\bassert(?:ion)?\b.*\bfail|\S+(?:Error|Exception)\b)",
     re.IGNORECASE,
 )
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+Z ?")

@@ -6,6 +6,8 @@ from langchain_ollama import ChatOllama
 
 from models.factory import SetUpMissing
 
+DEFAULT_HOST = "http://127.0.0.1:11434"
+
 
 def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str, str]) -> ChatOllama:
     """The model of that tag on the server that `OLLAMA_HOST` names, else on this machine; `timeout_s` is per read.
@@ -16,12 +18,10 @@ def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str
     Raises:
         SetUpMissing: `OLLAMA_HOST` is no address.
     """
-    host = environment.get("OLLAMA_HOST") or None
+    host = environment.get("OLLAMA_HOST", "").strip() or DEFAULT_HOST
     try:
-        return ChatOllama(
-            model=name, base_url=host, temperature=0, client_kwargs={"timeout": timeout_s, "trust_env": False}
-        )
+        # No proxy of the environment stands between: the conversation goes to the named host and nowhere else.
+        client = {"timeout": timeout_s, "trust_env": False}
+        return ChatOllama(model=name, base_url=host, temperature=0, client_kwargs=client)
     except ValueError as exc:
-        raise SetUpMissing(
-            f"OLLAMA_HOST is no address ({exc}); for example: OLLAMA_HOST=http://127.0.0.1:11434"
-        ) from exc
+        raise SetUpMissing(f"OLLAMA_HOST is no address; for example: OLLAMA_HOST={DEFAULT_HOST}") from exc

@@ -46,10 +46,11 @@ def call_id_fault(reply: AIMessage) -> str | None:
 
 def written_call(reply: AIMessage, tools: Collection[str]) -> str | None:
     """The tool that the reply's text calls in JSON instead of calling it, as small models do; None if it does not."""
-    said = text(reply).removeprefix("```json").strip("`\n ")
+    said = text(reply)
     try:
-        written = json.loads(said)
+        written, _end = json.JSONDecoder().raw_decode(said, max(0, said.find("{")))
     except (ValueError, RecursionError):
         return None
-    name = written.get("name") if isinstance(written, dict) else None
+    takes = isinstance(written, dict) and not written.keys().isdisjoint(("arguments", "parameters", "args"))
+    name = written["name"] if takes and "name" in written else None
     return name if isinstance(name, str) and name in tools else None

@@ -116,6 +116,10 @@ def _fault(reply: object) -> str | None:
     delay = reply.get("delay_s", 0)
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < float("inf"):
         return f"delay_s must be a number of seconds, not {delay!r}"
+    for key in ("tool_calls", "invalid_tool_calls"):
+        calls = reply.get(key, [])
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            return f"{key} must be a list of objects"
     try:
         _message(reply)
     except ValidationError as exc:
