@@ -222,6 +222,9 @@ async def _stop(call: Call, task: asyncio.Task[Any], grace_s: float, on_late: On
     task.cancel()
     try:
         await asyncio.wait(running, timeout=grace_s)
+    except asyncio.CancelledError:  # a cut from above during the grace: both may come at the same deadline
+        await asyncio.wait(running, timeout=INNER_GRACE_S)
+        raise
     finally:
         if all(future.done() for future in running):
             call.ending = Ending.STOPPED

@@ -192,6 +192,19 @@ def test_a_cut_from_above_propagates_and_leaves_the_call_half_the_grace(on_virtu
     on_virtual_clock(check())
 
 
+def test_a_call_that_stops_after_a_cut_during_its_grace_has_stopped(on_virtual_clock: OnVirtualClock[None]) -> None:
+    async def check() -> None:
+        seen = Bounded()
+        task = asyncio.create_task(seen.run(lambda: _swallows_cancellation(0.15)))
+        await asyncio.sleep(BOUND_S + 0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (seen.call.ending, seen.took) == (Ending.STOPPED, BOUND_S + 0.15)
+
+    on_virtual_clock(check())
+
+
 def test_a_second_cut_during_the_grace_does_not_make_the_call_look_stopped(
     on_virtual_clock: OnVirtualClock[None],
 ) -> None:
