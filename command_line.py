@@ -1,23 +1,12 @@
-"""What the scripts share of their command lines: flags and their environment twins, progress, the printed answer."""
+"""What the scripts share of their command lines: flags and their environment twins, read and refused by name."""
 
 import argparse
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from bounded.receipts import Receipt
-    from bounded.run import Answer, Event
-
-USAGE_STATUS = 2
-SCHEMA_VERSION = 1
 EXAMPLE = 'python graph.py "Why is CI failing on pull request 415?"'
-TICK_S = 0.2
 
 EXIT_STATUS = """\
 exit status: 0 answered or paused; 2 bad arguments or missing set-up; 3 ended by a bound;
@@ -177,150 +166,6 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         json=typed.json,
         quiet=typed.quiet,
     )
-
-
-def steady_streams() -> None:
-    """Make stdout and stderr such that writing to them cannot fail for what is written, or for their being closed."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # started with it closed
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - stays open for as long as the process lives
-        else:
-            stream.reconfigure(errors="backslashreplace")
-
-
-def complain(message: str) -> int:
-    """One line on stderr about what was typed or set up; returns the exit status."""
-    sys.stderr.write(f"graph.py: {message}\n")
-    return USAGE_STATUS
-
-
-def show(answer: "Answer", *, as_json: bool) -> None:
-    """Print what a run came to."""
-    if as_json:
-        import json
-
-        print(json.dumps(answer_dict(answer), indent=2, allow_nan=False))
-        return
-    print(f"outcome: {answer.outcome}")
-    print(f"tokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
-    print(f"model: {answer.model}")
-    if answer.reason:
-        print(f"reason: {answer.reason}")
-    if not answer.usage_known and answer.usage_fault != answer.reason:
-        print(f"usage: {answer.usage_fault}")
-    if answer.text:
-        print(f"\n{answer.text}")
-    print("\nbased on:" if answer.receipts else "\nbased on: no tool call")
-    for receipt in answer.receipts:
-        print(f"  {call_label(receipt)} {fate(receipt)}")
-
-
-def answer_dict(answer: "Answer") -> dict[str, object]:
-    """The answer as `--json` prints it. A field that does not apply is absent."""
-    fields = {
-        "schema_version": SCHEMA_VERSION,
-        "outcome": answer.outcome,
-        "reason": answer.reason,
-        "known_subtotal": answer.known_subtotal,
-        "usage_known": answer.usage_known,
-        "usage_fault": answer.usage_fault,
-        "model": answer.model,
-        "model_calls": answer.model_calls,
-        "answer": answer.text or None,
-        "receipts": [receipt.as_dict() for receipt in answer.receipts],
-        "seconds": answer.seconds,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def call_label(receipt: "Receipt") -> str:
-    """A call as one reads it: `fetch_job_log(815)`."""
-    shown = ", ".join(ascii(value) if isinstance(value, str) else str(value) for value in receipt.args.values())
-    return f"{receipt.tool}({shown if len(shown) <= 60 else shown[:57] + '...'})"
-
-
-def fate(receipt: "Receipt") -> str:
-    """What became of a call, in words: `timed out after 3.0 s`."""
-    took = f"{receipt.duration_sec or 0.0:.1f} s"
-    if receipt.outcome == "executed":
-        return f"returned {receipt.text_chars} characters after {took}"
-    if receipt.source_gap is None:
-        word = {"error": f"failed after {took}", "refused": "was refused", "withheld": "was not run"}[receipt.outcome]
-        return f"{word}: {receipt.reason}"
-    late = "; it may still be running" if receipt.source_gap == "native_tool_abandoned" else ""
-    if receipt.bound_s is None or (receipt.duration_sec or 0.0) < receipt.bound_s:
-        return f"was cut off with the run after {took}{late}"
-    return f"timed out after {receipt.bound_s:.1f} s{late}"
-
-
-class Progress:
-    """What a run is doing, on stderr: one live line on a terminal, a line for each event elsewhere.
-
-    The live line never hides the cursor, so a process that is ended at any moment leaves the terminal as it was.
-    """
-
-    def __init__(self, stream: TextIO, loop: "asyncio.AbstractEventLoop") -> None:
-        self._stream = stream
-        self._loop = loop
-        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._doing: dict[object, tuple[str, float]] = {}
-        self._tick: asyncio.TimerHandle | None = None
-
-    def __call__(self, event: "Event") -> None:
-        """Observe one event of a run."""
-        facts: Mapping[str, Any] = event.facts
-        key: object = "model"
-        if event.kind == "model_call_started":
-            self._begin(key, f"model call {facts['call']}")
-        elif event.kind in ("model_call_ended", "model_call_cut"):
-            self._end(key, f"model call {facts['call']} {'ended' if event.kind.endswith('ended') else 'was cut off'}")
-        elif event.kind == "tool_call_started":
-            receipt = facts["receipt"]
-            bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"
-            self._begin((receipt.turn, receipt.index), f"{call_label(receipt)}{bound}")
-        elif event.kind == "tool_call_ended":
-            receipt = facts["receipt"]
-            self._end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
-
-    def clear(self) -> None:
-        """Take the live line away, before anything else is printed."""
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        if self._live:
-            self._write("\r\x1b[K")
-
-    def _begin(self, key: object, what: str) -> None:
-        self._doing[key] = (what, self._loop.time())
-        if self._live:
-            self._draw()
-        else:
-            self._write(f"{what} ...\n")
-
-    def _end(self, key: object, what: str) -> None:
-        self._doing.pop(key, None)
-        if not self._live:
-            self._write(f"{what}\n")
-
-    def _draw(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-        doing = [f"{what}: {self._loop.time() - since:.0f} s" for what, since in self._doing.values()]
-        line = "; ".join(doing[:3]) + (f"; {len(doing) - 3} more" if len(doing) > 3 else "")
-        try:
-            width = os.get_terminal_size(self._stream.fileno()).columns
-        except OSError:
-            width = 80
-        self._write(f"\r{line[: width - 1]}\x1b[K")
-        self._tick = self._loop.call_later(TICK_S, self._draw)
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            self._live = False  # no one is watching any more
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,18 +4,34 @@ import asyncio
 import os
 import re
 import selectors
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+ROOT = Path(__file__).parent
 T = TypeVar("T")
 OnVirtualClock = Callable[[Coroutine[Any, Any, T]], T]
 
 _SETTINGS = re.compile(
     r"REVIEW_|GOOGLE_|GEMINI_|OLLAMA_|OPENAI_|LANGSMITH_|LANGCHAIN_|LANGGRAPH_|.*_(KEY|TOKEN)$", re.I
 )
+
+
+def run_graph(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run graph.py to its end, with these settings only."""
+    return subprocess.run(
+        [sys.executable, "graph.py", *arguments],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 class _VirtualSelector(selectors.DefaultSelector):

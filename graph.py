@@ -230,7 +230,7 @@ def _known(run: "Run") -> State:
         "known_subtotal": run.usage.known_subtotal,
         "usage_known": run.usage.known,
         "model_calls": run.model_calls,
-        "outcome": run.outcome,
+        "outcome": None if run.outcome is None else run.outcome.value,  # a checkpointer knows no enum of ours
         "reason": run.reason,
     }
 
@@ -239,7 +239,8 @@ def main() -> NoReturn:
     """The command line; ends the process."""
     import os
 
-    from command_line import UsageError, complain, parse, steady_streams
+    from command_line import UsageError, parse
+    from terminal import complain, steady_streams
 
     steady_streams()
     try:
@@ -263,12 +264,15 @@ async def _ask_and_exit(options: "Options") -> NoReturn:
     from bounded.run import Run
     from bounded.text import secret_values
     from ci import LocalCi
-    from command_line import Progress, UsageError, complain, show
+    from command_line import UsageError
     from models.factory import SetUpMissing, build_model
     from sources.jobs import TOOL_SET, ci_tools
+    from terminal import Progress, clean_logs, complain, show
 
     interrupt = asyncio.Event()
     on_interrupt(interrupt)
+    secrets = secret_values(os.environ)
+    clean_logs(secrets)
     source = LocalCi()
     tools = ci_tools(source)
     try:
@@ -284,7 +288,7 @@ async def _ask_and_exit(options: "Options") -> NoReturn:
     )
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)
     progress = None if options.quiet else Progress(sys.stderr, asyncio.get_running_loop())
-    run = Run(model=options.model, secrets=secret_values(os.environ), observe=progress)
+    run = Run(model=options.model, secrets=secrets, observe=progress)
 
     def last_words() -> None:
         run.cut_model_call("the event loop is stuck")

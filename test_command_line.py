@@ -1,23 +1,14 @@
-"""The command line: flags, their environment twins, refusals by name, what is printed where."""
+"""The command line: flags, their environment twins, refusals by name."""
 
-import asyncio
-import io
-import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bounded.outcomes import CallOutcome, Outcome, SourceGap
-from bounded.receipts import Receipt
-from bounded.run import Answer, Event
-from command_line import FLAGS, Options, Progress, UsageError, answer_dict, call_label, fate, parse, show
+from command_line import FLAGS, Options, UsageError, parse
+from conftest import ROOT, run_graph
 
-ROOT = Path(__file__).parent
 QUESTION = "Why is CI failing on pull request 415?"
 
 BAD_SECONDS = ["0", "-5", "nan", "NaN", "inf", "-inf", "1e999", "soon", "", " ", "5s"]
@@ -26,19 +17,6 @@ BAD_COUNTS = ["0", "-5", "1.5", "nan", "1e3", "1e999", "many", ""]
 
 def read(*arguments: str, **environment: str) -> Options:
     return parse([*arguments, QUESTION], environment)
-
-
-def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("REVIEW_", "GOOGLE_"))}
-    return subprocess.run(
-        [sys.executable, "graph.py", *arguments],
-        cwd=ROOT,
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def test_without_any_setting_the_documented_defaults_hold() -> None:
@@ -142,7 +120,7 @@ def test_a_wrong_command_line_says_what_is_right(arguments: list[str], message: 
 def test_missing_set_up_is_one_line_and_status_2(
     arguments: list[str], environment: dict[str, str], message: str
 ) -> None:
-    done = run(*arguments, **environment)
+    done = run_graph(*arguments, **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("graph.py: ")
     assert message in done.stderr
@@ -151,63 +129,8 @@ def test_missing_set_up_is_one_line_and_status_2(
 
 
 @pytest.mark.slow
-def test_an_answer_goes_to_stdout_and_progress_to_stderr() -> None:
-    done = run(QUESTION, REVIEW_MODEL="offline")
-    assert done.returncode == 0
-    lines = done.stdout.splitlines()
-    assert lines[0] == "outcome: answered"
-    assert lines[1].startswith("tokens: ")
-    assert lines[1].endswith(" (known)")
-    assert lines[2] == "model: offline"
-    assert "    E       assert 2268 == 2520" in lines
-    assert lines[-3] == "based on:"
-    assert lines[-1].startswith("  fetch_job_log(812) returned ")
-    assert "list_ci_jobs(415), at most 10.0 s ..." in done.stderr.splitlines()
-    assert "\x1b" not in done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_json_is_one_object_without_nulls_and_quiet_is_quiet() -> None:
-    done = run("--json", "--quiet", "Why did job 815 of pull request 418 fail?", REVIEW_MODEL="offline")
-    assert (done.returncode, done.stderr) == (0, "")
-    answer = json.loads(done.stdout)
-    assert (answer["schema_version"], answer["outcome"], answer["usage_known"]) == (1, "answered", True)
-    (receipt,) = answer["receipts"]
-    assert (receipt["source_gap"], receipt["bound_s"]) == ("native_tool_timeout", 3.0)
-    assert "null" not in done.stdout
-
-
-@pytest.mark.slow
-def test_a_bound_gives_status_3_and_text_of_unknown_cost_is_marked(tmp_path: Path) -> None:
-    script = tmp_path / "script.json"
-    script.write_text(json.dumps([{"content": "Because of \x1b[31mred\x1b[0m."}]))
-    done = run("--quiet", QUESTION, REVIEW_MODEL=f"scripted:{script}")
-    assert done.returncode == 3
-    assert done.stdout.splitlines()[:4] == [
-        "outcome: missing_usage",
-        "tokens: 0 (unknown)",
-        f"model: scripted:{script}",
-        "reason: no usage was reported",
-    ]
-    assert "Because of red." in done.stdout
-
-
-@pytest.mark.slow
-def test_output_survives_a_terminal_that_knows_only_ascii() -> None:
-    done = run("--quiet", "job 815", REVIEW_MODEL="offline", PYTHONIOENCODING="ascii", REVIEW_TOOL_TIMEOUT="0.2")
-    assert done.returncode == 0
-    assert "TOOL_TIMEOUT" in done.stdout
-
-
-@pytest.mark.slow
-def test_closed_streams_do_not_keep_a_run_from_ending_well() -> None:
-    command = f"{sys.executable} graph.py 'PR 416' --model offline >&- 2>&-"
-    assert subprocess.run(["bash", "-c", command], cwd=ROOT, timeout=60).returncode == 0
-
-
-@pytest.mark.slow
 def test_help_is_quick_and_names_every_flag_twin_and_status() -> None:
-    done = run("--help")
+    done = run_graph("--help")
     assert done.returncode == 0
     for flag in FLAGS:
         assert flag.name in done.stdout
@@ -222,88 +145,10 @@ def test_help_is_quick_and_names_every_flag_twin_and_status() -> None:
     assert loaded.stdout.splitlines()[-1] == "[]"
 
 
-def _receipt(**fields: Any) -> Receipt:
-    fields = {"outcome": CallOutcome.ERROR, "args": {"job_id": 815}} | fields
-    return Receipt(turn=1, index=0, tool="fetch_job_log", call_id="c", **fields)
-
-
-@pytest.mark.parametrize(
-    ("receipt", "words"),
-    [
-        (
-            _receipt(outcome=CallOutcome.EXECUTED, text_chars=12, duration_sec=0.14),
-            "returned 12 characters after 0.1 s",
-        ),
-        (_receipt(source_gap=SourceGap.STOPPED, bound_s=3.0, duration_sec=3.0), "timed out after 3.0 s"),
-        (
-            _receipt(source_gap=SourceGap.ABANDONED, bound_s=3.0, duration_sec=3.25),
-            "timed out after 3.0 s; it may still be running",
-        ),
-        (_receipt(source_gap=SourceGap.STOPPED, bound_s=3.0, duration_sec=1.0), "was cut off with the run after 1.0 s"),
-        (
-            _receipt(duration_sec=0.5, reason="fetch_job_log failed: E: x"),
-            "failed after 0.5 s: fetch_job_log failed: E: x",
-        ),
-        (_receipt(outcome=CallOutcome.REFUSED, reason="no such tool"), "was refused: no such tool"),
-        (_receipt(outcome=CallOutcome.WITHHELD, reason="the run ended"), "was not run: the run ended"),
-    ],
-)
-def test_each_fate_of_a_call_has_its_words(receipt: Receipt, words: str) -> None:
-    assert fate(receipt) == words
-
-
-def test_a_call_is_shown_as_it_was_made_and_kept_short() -> None:
-    assert call_label(_receipt()) == "fetch_job_log(815)"
-    assert call_label(_receipt(args={"q": "é\n"})) == "fetch_job_log('\\xe9\\n')"
-    assert len(call_label(_receipt(args={"q": "x" * 500}))) == len("fetch_job_log()") + 60
-
-
-def _answer(**fields: Any) -> Answer:
-    known: dict[str, Any] = {
-        "outcome": Outcome.ANSWERED, "text": "t", "reason": None, "known_subtotal": 1, "usage_known": True,
-        "usage_fault": None, "model": "m", "model_calls": 1, "receipts": (), "seconds": 0.5,
-    }  # fmt: skip
-    return Answer(**known | fields)
-
-
-def test_a_field_that_does_not_apply_is_absent() -> None:
-    assert set(answer_dict(_answer(text=""))) == {
-        "schema_version", "outcome", "known_subtotal", "usage_known", "model", "model_calls", "receipts", "seconds",
-    }  # fmt: skip
-
-
-def test_an_answer_that_rests_on_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show(_answer(), as_json=False)
-    assert capsys.readouterr().out.endswith("\nbased on: no tool call\n")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-async def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
-    stream = Terminal()
-    progress = Progress(stream, asyncio.get_running_loop())
-    progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt(bound_s=3.0)}))
-    assert stream.getvalue() == "\rfetch_job_log(815), at most 3.0 s: 0 s\x1b[K"
-    progress.clear()
-    assert stream.getvalue().endswith("\r\x1b[K")
-    assert "\n" not in stream.getvalue()
-
-
-async def test_a_watcher_that_has_gone_does_not_stop_the_run() -> None:
-    stream = Terminal()
-    progress = Progress(stream, asyncio.get_running_loop())
-    stream.close()
-    progress(Event(kind="model_call_started", elapsed_s=0.0, facts={"call": 1}))
-    progress.clear()
-
-
 @pytest.mark.slow
 def test_the_deadline_of_the_command_line_ends_it() -> None:
     start = time.monotonic()
-    done = run("--quiet", "job 815", "--deadline", "0.3", REVIEW_MODEL="offline")
+    done = run_graph("--quiet", "job 815", "--deadline", "0.3", REVIEW_MODEL="offline")
     assert (done.returncode, done.stdout.splitlines()[0]) == (3, "outcome: deadline")
     assert "fetch_job_log(815) timed out after" in done.stdout
     assert time.monotonic() - start < 10

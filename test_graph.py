@@ -96,6 +96,7 @@ def test_state_says_what_the_answer_says(on_virtual_clock: Asked) -> None:
         "outcome": "answered",
         "reason": None,
     }
+    assert type(talk.state["outcome"]) is str  # a checkpointer knows no enum of ours
 
 
 def test_a_slow_log_times_out_and_the_model_is_told(on_virtual_clock: Asked) -> None:
@@ -122,12 +123,12 @@ def test_a_slow_model_times_out_and_its_spending_is_unknown(on_virtual_clock: As
 
 def test_a_reply_that_comes_after_the_models_timeout_is_charged_nowhere(on_virtual_clock: OnVirtualClock[None]) -> None:
     class Stubborn(ScriptedModel):
-        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        async def ainvoke(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 await asyncio.sleep(2)
-            return await super()._agenerate(*args, **kwargs)
+            return await super().ainvoke(*args, **kwargs)
 
     async def check() -> None:
         run = Run()
