@@ -125,8 +125,10 @@ def build_graph(
             return {}  # a bound ended this call before: nothing that it brings counts
         weigh(run, reply, limits, tools)
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
-        judged = reply.model_copy(update={"usage_metadata": usage.storable()})
-        return {"messages": [judged, *refusals], **_known(run)}
+        stored = usage.storable()
+        if stored is not reply.usage_metadata:
+            reply = reply.model_copy(update={"usage_metadata": stored})
+        return {"messages": [reply, *refusals], **_known(run)}
 
     # Async, like everything in the loop: LangGraph runs sync nodes and edges on the default executor, which a stuck
     # name lookup may hold.
@@ -274,7 +276,7 @@ async def _ask_and_exit(options: "Options") -> NoReturn:
     secrets = secret_values(os.environ)
     clean_logs(secrets)
     source = LocalCi()
-    tools = ci_tools(source)
+    tools = ci_tools(source, secrets=secrets)
     try:
         timeouts = _tool_timeouts(options, {TOOL_SET: source.timeouts}, [tool.name for tool in tools])
         model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=os.environ)

@@ -68,8 +68,11 @@ def test_a_part_that_was_not_reported_is_not_invented() -> None:
 
 
 def test_only_whole_judged_usage_is_stored_with_a_message() -> None:
-    raw = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3, "input_token_details": {1, 2}}
-    assert judge(raw).storable() == {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    counts = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    for odd in ({1, 2}, {"cache_read": object()}, {"cache_read": -1}, 7.0, None):
+        assert judge(counts | {"input_token_details": odd}).storable() == counts
+    plain = counts | {"input_token_details": {"cache_read": 1}}
+    assert judge(plain).storable() is plain
     assert judge({"total_tokens": True}).storable() is None
 
 

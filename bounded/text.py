@@ -25,22 +25,42 @@ _SEQUENCE = re.compile(
 # What is left of C0 and C1 but tab and newline, and the bidirectional overrides that show a text other than it is.
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _BREAK = re.compile(r"\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+_PLAIN = re.compile(r"[\t\n -~]*")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
-# Key shapes that their issuers document, then the places where a secret of any shape stands.
-_KEY = re.compile(
-    r"AIza[0-9A-Za-z_-]{30,}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_[0-9A-Za-z_]{20,}|glpat-[0-9A-Za-z_-]{16,}"
-    r"|sk-[0-9A-Za-z_-]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[0-9A-Za-z-]{10,}|npm_[0-9A-Za-z]{30,}"
-    r"|pypi-[0-9A-Za-z_-]{30,}|(?<![\w-])eyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*"
-    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[0-9A-Za-z+/=\s\\]{0,6000}(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
-)
-_PLACE = re.compile(
-    r"(?P<url>://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)"
-    r"|(?P<header>\b(?:bearer|basic)\s+)[0-9A-Za-z._~+/=-]{8,}"
-    r"|(?P<field>\b[\w-]{0,40}(?:api[_-]?key|secret|passw(?:or)?d|token|access[_-]?key)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
-    r"[^\s\"'&,;]{8,}"
-    r"|(?P<query>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}",
-    re.IGNORECASE,
+# What a secret looks like: key shapes that their issuers document, then the places where a secret of any shape stands.
+# Before each pattern the words without which it cannot match, in lower case: looking for a word is 50 times as quick.
+_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+    (
+        ("aiza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "akia", "asia", "xox", "npm_"),
+        re.compile(
+            r"AIza[0-9A-Za-z_-]{30,}|gh[pousr]_[0-9A-Za-z]{20,}|github_pat_[0-9A-Za-z_]{20,}|glpat-[0-9A-Za-z_-]{16,}"
+            r"|sk-[0-9A-Za-z_-]{20,}|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[0-9A-Za-z-]{10,}|npm_[0-9A-Za-z]{30,}"
+        ),
+    ),
+    (("pypi-",), re.compile(r"pypi-[0-9A-Za-z_-]{30,}")),
+    (("eyj",), re.compile(r"(?<![\w-])eyJ[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]{10,}\.[0-9A-Za-z_-]*")),
+    (
+        ("private key",),
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[0-9A-Za-z+/=\s\\]{0,6000}"
+            r"(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
+        ),
+    ),
+    (("@",), re.compile(r"(?P<keep>://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)")),
+    (("bearer", "basic"), re.compile(r"(?P<keep>\b(?:bearer|basic)\s{1,3})[0-9A-Z._~+/=-]{8,}", re.I | re.A)),
+    (
+        ("key", "secret", "passw", "token"),
+        re.compile(
+            r"(?P<keep>(?:api[_-]?key|secret|passw(?:or)?d|token|access[_-]?key)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
+            r"[^\s\"'&,;]{8,}",
+            re.I | re.A,
+        ),
+    ),
+    (
+        ("key=", "sig=", "signature=", "auth="),
+        re.compile(r"(?P<keep>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}", re.I),
+    ),
 )
 _SECRET_NAME = re.compile(
     r"secret|passw(?:or)?d|token|credential|api_?key|(?:^|[_-])(?:key|pat|pass|auth)$", re.IGNORECASE
@@ -65,8 +85,11 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
 
     Every kind of line break becomes LF, so that a progress bar's redraws become lines and nothing is overwritten.
     """
-    text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
-    text = _CONTROL.sub("", _BREAK.sub("\n", _SEQUENCE.sub("", text)))
+    if not text:
+        return text
+    if not _PLAIN.fullmatch(text):
+        text = _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+        text = _CONTROL.sub("", _BREAK.sub("\n", _SEQUENCE.sub("", text)))
     return mask(text, secrets)
 
 
@@ -74,8 +97,15 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
     """`text` with known secret values, key shapes and values in a secret's place masked; the longest secret first."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
-    text = _KEY.sub(MASK, text)
-    return _PLACE.sub(lambda found: next(part for part in found.groups() if part is not None) + MASK, text)
+    lower = text.lower()
+    for words, shape in _SHAPES:
+        if any(word in lower for word in words):
+            text = shape.sub(_masked, text)
+    return text
+
+
+def _masked(found: re.Match[str]) -> str:
+    return found.groupdict().get("keep", "") + MASK
 
 
 def cap(text: str, limit: int) -> str:

@@ -92,6 +92,8 @@ def refuse_unparsable(run: Run, calls: Sequence[Mapping[str, Any]], tools: Seque
 
     Each text stands on its own: an adapter may drop the call that it answers.
     """
+    if not calls:
+        return []  # before the schemas are made, which takes longer than a turn of the loop
     takes = {tool.name: f"It accepts: {accepted(tool)}." for tool in tools}
     known = f"The tools are: {', '.join(takes)}."
     answers = []
@@ -164,7 +166,7 @@ def _judge(
         return ToolCallEnded(text), {"source_gap": None, "error_type": type(failure).__name__, "reason": text}
     text = cap(clean(result.text, run.secrets), MAX_TOOL_TEXT)
     credit = {"text_sha256": digest(text), "text_chars": len(text)}
-    message = result.model_copy(update={"content": text})
+    message = result if result.content == text else result.model_copy(update={"content": text})
     return message, {"outcome": CallOutcome.EXECUTED, "source_gap": None, "reason": None, **credit}
 
 

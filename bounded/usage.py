@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +21,16 @@ class Usage:
     fault: str | None
     raw: object
 
-    def storable(self) -> dict[str, int] | None:
-        """The usage in the shape that a message in a checkpoint may have: all three counts, or nothing."""
-        if self.total is None or self.input is None or self.output is None:
+    def storable(self) -> Mapping[str, Any] | None:
+        """The usage as a message in a checkpoint may have it: as it came where it is whole and plain, else nothing.
+
+        A checkpointer's serializer refuses some shapes that a message takes, and a message refuses on the way back one
+        without all three counts.
+        """
+        if self.total is None or self.input is None or self.output is None or not isinstance(self.raw, dict):
             return None
-        return {"input_tokens": self.input, "output_tokens": self.output, "total_tokens": self.total}
+        counts = {"input_tokens": self.input, "output_tokens": self.output, "total_tokens": self.total}
+        return self.raw if all(_plain(value) for value in self.raw.values()) else counts
 
 
 def judge(raw: object) -> Usage:
@@ -74,6 +80,12 @@ class UsageLedger:
     def remaining(self, token_budget: int | None) -> int | None:
         """Tokens before the soft budget is reached, never below 0; None without a budget."""
         return None if token_budget is None else max(0, token_budget - self.known_subtotal)
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _count(count) is not None for key, count in value.items())
+    return _count(value) is not None
 
 
 def _count(value: object) -> int | None:

@@ -65,8 +65,11 @@ class JobSource(Protocol):
         ...
 
 
-def ci_tools(source: JobSource) -> list[BaseTool]:
-    """`list_ci_jobs(pr)` and `fetch_job_log(job_id)` over one source."""
+def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> list[BaseTool]:
+    """`list_ci_jobs(pr)` and `fetch_job_log(job_id)` over one source.
+
+    `secrets` are masked here, before a log is cut: half a secret at the cut would be one that no later mask knows.
+    """
 
     async def list_ci_jobs(pr: int) -> str:
         """List the CI jobs of a pull request, each with its id, its state and its name."""
@@ -79,7 +82,7 @@ def ci_tools(source: JobSource) -> list[BaseTool]:
 
     async def fetch_job_log(job_id: int) -> str:
         """Fetch the log of one CI job by its id."""
-        return _as_data(job_id, cap(clean(await source.log(job_id)), MAX_LOG))
+        return _as_data(job_id, cap(clean(await source.log(job_id), secrets), MAX_LOG))
 
     return [StructuredTool.from_function(coroutine=list_ci_jobs), StructuredTool.from_function(coroutine=fetch_job_log)]
 

@@ -72,6 +72,16 @@ async def test_a_log_stands_between_markers_that_it_cannot_hold_itself() -> None
     assert log == [*forged.splitlines(), "E  assert 1 == 2"]
 
 
+async def test_a_secret_at_the_cut_is_masked_whole() -> None:
+    secret = "fake-secret-0123"
+    for place in range(MAX_LOG // 4 - len(secret), MAX_LOG // 4 + 1):
+        log = f"{'a' * place}{secret}{'b' * 50_000}"
+        _, fetch_job_log = ci_tools(Source(log=log), secrets=frozenset({secret}))
+        text = await fetch_job_log.ainvoke({"job_id": 8})
+        assert "fake-" not in text
+        assert "0123" not in text.split("===")[2]
+
+
 async def test_a_long_log_is_cut_and_says_so() -> None:
     text = await _fetch("a" * 50_000)
     assert f"{50_000 - MAX_LOG:,} of 50,000 characters cut here" in text
