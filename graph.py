@@ -177,8 +177,7 @@ def weigh(run: "Run", reply: "AIMessage", limits: Limits, tools: "Sequence[BaseT
     elif not calls and not run.text:
         run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason(reply) or 'not given'}")
     elif not calls:
-        written = written_call(reply, [tool.name for tool in tools])
-        run.end(Outcome.ANSWERED, written and f"the model wrote a call of {written} as text; nothing was run for it")
+        run.end(Outcome.ANSWERED, _caveat(run, written_call(reply, [tool.name for tool in tools])))
     elif run.usage.remaining(budget) == 0:
         run.end(Outcome.TOKEN_BUDGET, f"{run.usage.known_subtotal} tokens are spent, the budget is {budget}")
     elif run.model_calls >= limits.max_steps:
@@ -225,6 +224,14 @@ async def ask(
     elif end is Cut.INTERRUPT:
         run.end(Outcome.INTERRUPTED, "interrupted by a person")
     return run.answer()
+
+
+def _caveat(run: "Run", written: str | None) -> str | None:
+    if written is not None:
+        return f"the model wrote a call of {written} as text; nothing was run for it"
+    if not run.receipts.all():
+        return "no tool was called: the answer rests on nothing that was looked up"
+    return None
 
 
 def _known(run: "Run") -> State:

@@ -127,8 +127,10 @@ class Progress:
         key: object = "model"
         if event.kind == "model_call_started":
             self._begin(key, f"model call {facts['call']}")
-        elif event.kind in ("model_call_ended", "model_call_cut"):
-            self._end(key, f"model call {facts['call']} {'ended' if event.kind.endswith('ended') else 'was cut off'}")
+        elif event.kind == "model_call_ended":
+            self._end(key, f"model call {facts['call']} ended")
+        elif event.kind == "model_call_cut":
+            self._end(key, f"model call {facts['call']} ended early: {facts['why']}")
         elif event.kind == "tool_call_started":
             receipt = facts["receipt"]
             bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"

@@ -220,6 +220,13 @@ def test_a_call_that_is_written_as_text_is_said_not_to_have_run(form: str, on_vi
     assert answer.reason == "the model wrote a call of fetch_job_log as text; nothing was run for it"
 
 
+def test_an_answer_that_looked_nothing_up_says_so(on_virtual_clock: Asked) -> None:
+    invented = "Let's assume that list_ci_jobs returns a failed build: a syntax error."  # as a real small model wrote
+    answer = on_virtual_clock(Conversation(says(invented)).ask())
+    assert answer.outcome is Outcome.ANSWERED
+    assert answer.reason == "no tool was called: the answer rests on nothing that was looked up"
+
+
 def test_an_id_may_come_again_in_a_later_reply(on_virtual_clock: Asked) -> None:
     answer = on_virtual_clock(Conversation(asks(), asks(), says()).ask())
     assert [(r.turn, r.outcome) for r in answer.receipts] == [(1, "executed"), (2, "executed")]

@@ -174,8 +174,12 @@ def _timeout_text(name: str, bound: Bound, call: Call) -> str:
     # Rounded down: the model and whoever parses this must not read a limit above the real one.
     seconds = math.floor((bound.seconds or 0.0) * 1000) / 1000
     what = "It was stopped" if call.ending is Ending.STOPPED else "It may still be running, and will not be read"
-    why = " The limit was the run's deadline." if bound.source == "deadline" else ""
-    return f"⚠️ TOOL_TIMEOUT ({name}): exceeded {seconds}s limit. {what}: there is no result.{why}"
+    whose = "the run's deadline" if bound.source == "deadline" else "this program's own"
+    # A small model takes a limit of ours for the fault it was asked about, unless it is told otherwise.
+    return (
+        f"⚠️ TOOL_TIMEOUT ({name}): exceeded {seconds}s limit. {what}: there is no result."
+        f" The limit is {whose} and says nothing about what was asked for."
+    )
 
 
 def _gap(call: Call) -> SourceGap:

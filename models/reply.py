@@ -1,10 +1,15 @@
 """What a reply shows: its text, why it ended, and whether its calls can be told apart."""
 
+import itertools
 import json
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from langchain_core.messages import AIMessage
+
+_ARGUMENTS = ("arguments", "parameters", "args")
+_MAX_BRACES = 20
 
 
 def text(reply: AIMessage) -> str:
@@ -45,12 +50,17 @@ def call_id_fault(reply: AIMessage) -> str | None:
 
 
 def written_call(reply: AIMessage, tools: Collection[str]) -> str | None:
-    """The tool that the reply's text calls in JSON instead of calling it, as small models do; None if it does not."""
+    """The tool that the reply's text calls in JSON instead of calling it, as small models do; None if it does not.
+
+    Seen: the bare object, in a fence, in a tag, after prose, in doubled braces.
+    """
     said = text(reply)
-    try:
-        written, _end = json.JSONDecoder().raw_decode(said, max(0, said.find("{")))
-    except (ValueError, RecursionError):
-        return None
-    takes = isinstance(written, dict) and not written.keys().isdisjoint(("arguments", "parameters", "args"))
-    name = written["name"] if takes and "name" in written else None
-    return name if isinstance(name, str) and name in tools else None
+    for brace in itertools.islice(re.finditer(r"\{", said), _MAX_BRACES):
+        try:
+            written, _end = json.JSONDecoder().raw_decode(said, brace.start())
+        except (ValueError, RecursionError):
+            continue
+        name = written.get("name")
+        if isinstance(name, str) and name in tools and not written.keys().isdisjoint(_ARGUMENTS):
+            return name
+    return None

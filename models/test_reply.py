@@ -113,6 +113,7 @@ def test_an_id_that_is_no_text_is_none(identity: Any) -> None:
         '{"name": "fetch_job_log", "arguments": {"job_id": 815}}',
         ' {"name": "fetch_job_log", "args": {}}\n',
         '<tool_call>\n{"name": "fetch_job_log", "arguments": {"job_id": 815}}\n</tool_call>',
+        '{{"name": "fetch_job_log", "arguments": {"job_id": 815}}}',
         'I will look at the log.\n```json\n{"name": "fetch_job_log", "arguments": {"job_id": 815}}\n```',
         '```json\n{"name": "fetch_job_log", "arguments": {"job_id": 815}}\n```',
         '```\n{"name": "fetch_job_log", "parameters": {}}\n```',
