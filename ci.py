@@ -100,7 +100,7 @@ class LocalCi:
         """
         await asyncio.sleep(LIST_DELAY_S)
         if pr not in _RECORDS:
-            raise SourceError(f"there is no pull request {pr} here; there are {_numbers(_RECORDS)}")
+            raise SourceError(f"there is no pull request {pr}; this source has {_numbers(_RECORDS)}")
         return [record.job for record in _RECORDS[pr]]
 
     async def log(self, job_id: int) -> str:
@@ -111,7 +111,7 @@ class LocalCi:
         """
         records = {record.job.job_id: record for jobs in _RECORDS.values() for record in jobs}
         if job_id not in records:
-            raise SourceError(f"there is no job {job_id} here; there are {_numbers(records)}")
+            raise SourceError(f"there is no job {job_id}; this source has {_numbers(records)}")
         await asyncio.sleep(records[job_id].delay_s)
         return records[job_id].log
 

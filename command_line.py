@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from bounded.limits import DEADLINE_S, MAX_STEPS, MODEL_TIMEOUT_S
+
 EXAMPLE = 'python graph.py "Why is CI failing on pull request 415?"'
 
-EXIT_STATUS = """\
-exit status: 0 answered or paused; 2 bad arguments or missing set-up; 3 ended by a bound;
-4 the model failed or said nothing; 130 interrupted.
+EPILOG = """\
+exit status: 0 answered or paused; 1 a bug, or output that could not be written; 2 bad arguments or missing set-up;
+3 ended by a bound; 4 the model failed or said nothing; 130 interrupted.
 Each flag but --json and --quiet can be set in the environment: --tool-timeout is REVIEW_TOOL_TIMEOUT (there with
 commas between values), and so on; the flag wins. A .env file is not read."""
 
@@ -24,15 +26,15 @@ class Options:
     """The command line, read and checked. Durations in seconds.
 
     Attributes:
-        all_tools_s: one timeout for all tools; None leaves each tool its own.
-        per_tool_s: tool name -> timeout.
+        tool_timeout_s: one timeout for all tools; None leaves each tool its own.
+        tool_timeouts_s: tool name -> timeout.
     """
 
     question: str
     model: str
     token_budget: int | None
-    all_tools_s: float | None
-    per_tool_s: Mapping[str, float]
+    tool_timeout_s: float | None
+    tool_timeouts_s: Mapping[str, float]
     model_timeout_s: float
     deadline_s: float
     max_steps: int
@@ -53,6 +55,17 @@ def seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"takes a number of seconds above 0, not {text[:40]!a}")
     return value
+
+
+def model_name(text: str) -> str:
+    """A model's name as a user types it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not text.strip():
+        raise UsageError("takes a model's name, for example: offline")
+    return text.strip()
 
 
 def count(text: str) -> int:
@@ -106,7 +119,7 @@ FLAGS = (
         metavar="NAME",
         default="gemini-3.8-flash",
         help="gemini-*, an Ollama tag, offline (no language model, no key) or scripted:FILE",
-        read=str.strip,
+        read=model_name,
     ),
     Flag(
         name="--token-budget",
@@ -119,12 +132,30 @@ FLAGS = (
         name="--tool-timeout",
         metavar="[NAME=]SECONDS",
         default=None,
-        help="for all tools, or for the one named; repeatable (default: 10 s, fetch_job_log 3 s)",
+        help="what one tool call may take: for all tools, or with NAME= for one; repeatable (default: each tool's own)",
         read=tool_timeout,
     ),
-    Flag(name="--model-timeout", metavar="SECONDS", default="60", help="for one model call, in seconds", read=seconds),
-    Flag(name="--deadline", metavar="SECONDS", default="120", help="for the whole run, in seconds", read=seconds),
-    Flag(name="--max-steps", metavar="CALLS", default="12", help="model calls in one run", read=count),
+    Flag(
+        name="--model-timeout",
+        metavar="SECONDS",
+        default=f"{MODEL_TIMEOUT_S:g}",
+        help="what one model call may take, in seconds",
+        read=seconds,
+    ),
+    Flag(
+        name="--deadline",
+        metavar="SECONDS",
+        default=f"{DEADLINE_S:g}",
+        help="what the whole run may take, in seconds",
+        read=seconds,
+    ),
+    Flag(
+        name="--max-steps",
+        metavar="CALLS",
+        default=f"{MAX_STEPS}",
+        help="at most this many model calls in one run",
+        read=count,
+    ),
 )
 
 
@@ -138,7 +169,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     parser = _Parser(
         prog="graph.py",
         description="Ask why CI fails on a pull request.",
-        epilog=EXIT_STATUS,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -158,8 +189,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         question=question,
         model=values["--model"],
         token_budget=values["--token-budget"],
-        all_tools_s=timeouts.pop(None, None),
-        per_tool_s=timeouts,
+        tool_timeout_s=timeouts.pop(None, None),
+        tool_timeouts_s=timeouts,
         model_timeout_s=values["--model-timeout"],
         deadline_s=values["--deadline"],
         max_steps=values["--max-steps"],

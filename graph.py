@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypedDict
 
-from bounded.limits import check_count, check_seconds
+from bounded.limits import DEADLINE_S, MAX_STEPS, MODEL_TIMEOUT_S, check_count, check_seconds
 from bounded.outcomes import Outcome
 from bounded.timeouts import ToolTimeouts
 
 if TYPE_CHECKING:  # `--help` must not wait for any of these
     import asyncio
+    from collections.abc import Coroutine
 
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage
@@ -28,11 +29,6 @@ if TYPE_CHECKING:  # `--help` must not wait for any of these
 
     from bounded.run import Answer, Run
     from command_line import Options
-
-MODEL_TIMEOUT_S = 60.0
-DEADLINE_S = 120.0
-MAX_STEPS = 12
-MAX_REASON = 600
 
 SYSTEM = """\
 You find out why CI fails on a pull request. You have two tools and know nothing about CI but what they return.
@@ -54,7 +50,7 @@ class Limits:
         tool_timeouts: the one policy for tool calls.
 
     Raises:
-        ValueError: a value is 0, negative or NaN; the message names it.
+        ValueError: a value is no number, 0, negative, NaN or infinite; the message names it.
     """
 
     token_budget: int | None = None
@@ -71,7 +67,10 @@ class Limits:
 
 
 class State(TypedDict, total=False):
-    """The graph's state. Plain appending, not `add_messages`: that overwrites an earlier reply of the same id."""
+    """The graph's state, as the last finished step left it: after a cut from above only the `Run` knows the end.
+
+    Plain appending, not `add_messages`: that overwrites an earlier reply of the same id.
+    """
 
     messages: Annotated[list[Any], operator.add]
     known_subtotal: int
@@ -85,15 +84,21 @@ def build_graph(
     model: "BaseChatModel",
     tools: "Sequence[BaseTool]",
     *,
+    system: str = SYSTEM,
     limits: Limits | None = None,
-    tool_set: str = "ci",
+    tool_set: str = "tools",
     checkpointer: "BaseCheckpointSaver[Any] | None" = None,
     interrupt_after: Sequence[str] = (),
 ) -> "CompiledStateGraph[State, Run, State, State]":
     """The loop: agent -> tools -> agent, until a reply or a bound ends it.
 
     Run it with `ask`, or with `ainvoke(state, context=Run(...))` under deadlines of your own.
+
+    Args:
+        system: what the model is told before the conversation; it is no part of the state.
+        tool_set: the name under which the timeout policy knows these tools.
     """
+    from langchain_core.messages import SystemMessage
     from langgraph.errors import NodeError, NodeTimeoutError
     from langgraph.graph import END, START, StateGraph
     from langgraph.runtime import Runtime
@@ -101,28 +106,28 @@ def build_graph(
 
     from bounded.deadlines import time_left
     from bounded.run import Run
-    from bounded.toolnode import bounded_tool_node, refuse_unparsable
+    from bounded.toolnode import bounded_tool_node, refuse_unparsable, request_call
     from bounded.usage import judge
     from models.failures import ModelFailed, call_model
+    from models.reply import requested_calls, text
 
     limits = limits or Limits()
     caller = model.bind_tools(list(tools))
 
     async def agent(state: State, runtime: Runtime[Run]) -> State:
         run = runtime.context
-        run.resume(
-            known_subtotal=state.get("known_subtotal", 0),
-            usage_known=state.get("usage_known", True),
-            model_calls=state.get("model_calls", 0),
-        )
+        _resume(run, state)
         if time_left() == 0:
             run.end(Outcome.DEADLINE, "no time was left for another model call")
             return _known(run)
         call = run.start_model_call()
-        reply = await call_model(caller, state["messages"])
+        reply = await call_model(caller, [SystemMessage(system), *state["messages"]])
         usage = judge(reply.usage_metadata)
         if not run.end_model_call(call, usage):
             return {}  # a bound ended this call before: nothing that it brings counts
+        run.say(text(reply))
+        for requested in requested_calls(reply):
+            request_call(run, requested)
         weigh(run, reply, limits, tools)
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
         stored = usage.storable()
@@ -161,14 +166,9 @@ def build_graph(
 
 def weigh(run: "Run", reply: "AIMessage", limits: Limits, tools: "Sequence[BaseTool]") -> None:
     """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order."""
-    from bounded.text import clean
-    from bounded.toolnode import request_call
-    from models.reply import call_id_fault, finish_reason, requested_calls, text, written_call
+    from models.reply import call_id_fault, finish_reason, requested_calls, written_call
 
-    run.text = clean(text(reply), run.secrets)
-    calls = list(requested_calls(reply))
-    for call in calls:
-        request_call(run, call)
+    calls = any(requested_calls(reply))
     budget = limits.token_budget
     if not run.usage.known:
         run.end(Outcome.MISSING_USAGE, run.usage.fault)
@@ -203,7 +203,7 @@ async def ask(
     Raises:
         ValueError: `deadline_s` is 0, negative or NaN.
     """
-    from langchain_core.messages import HumanMessage, SystemMessage
+    from langchain_core.messages import HumanMessage
 
     from bounded.calls import Cut, until_cut
     from bounded.deadlines import deadline_scope
@@ -212,8 +212,7 @@ async def ask(
 
     check_seconds("deadline_s", deadline_s)
     run = Run() if run is None else run
-    messages = [SystemMessage(SYSTEM), HumanMessage(clean(question, run.secrets))]
-    start: State = {"messages": messages, **_known(run)}
+    start: State = {"messages": [HumanMessage(clean(question, run.secrets))], **_known(run)}
     try:
         with deadline_scope(deadline_s):
             end = await until_cut(graph.ainvoke(start, config, context=run), interrupt)
@@ -234,6 +233,14 @@ def _caveat(run: "Run", written: str | None) -> str | None:
     return None
 
 
+def _resume(run: "Run", state: State) -> None:
+    run.resume(
+        known_subtotal=state.get("known_subtotal", 0),
+        usage_known=state.get("usage_known", True),
+        model_calls=state.get("model_calls", 0),
+    )
+
+
 def _known(run: "Run") -> State:
     return {
         "known_subtotal": run.usage.known_subtotal,
@@ -247,80 +254,83 @@ def _known(run: "Run") -> State:
 def main() -> NoReturn:
     """The command line; ends the process."""
     import os
+    import signal
 
+    # Until the run listens for it itself, Ctrl-C just ends the process, without a traceback.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(Outcome.INTERRUPTED.exit_status))
     from command_line import UsageError, parse
+    from models.factory import SetUpMissing
     from terminal import complain, steady_streams
 
     steady_streams()
     try:
         options = parse(sys.argv[1:], os.environ)
-    except UsageError as exc:
+        work = _work(options, os.environ)
+    except (UsageError, SetUpMissing) as exc:
         sys.exit(complain(str(exc)))
+    except ModuleNotFoundError as exc:
+        sys.exit(complain(f"{exc.name} is not installed; run: python -m pip install -r requirements-lock.txt"))
     import asyncio
 
-    from bounded.exit import on_interrupt
-
-    on_interrupt()
-    asyncio.run(_ask_and_exit(options))
+    asyncio.run(work)
     raise AssertionError("unreachable: the process has ended")
 
 
-async def _ask_and_exit(options: "Options") -> NoReturn:
-    import asyncio
-    import os
-
-    from bounded.exit import arm_watchdog, end_process, on_interrupt
-    from bounded.run import Run
+def _work(options: "Options", environment: Mapping[str, str]) -> "Coroutine[Any, Any, NoReturn]":
     from bounded.text import secret_values
     from ci import LocalCi
     from command_line import UsageError
-    from models.factory import SetUpMissing, build_model
+    from models.factory import build_model
     from sources.jobs import TOOL_SET, ci_tools
-    from terminal import Progress, clean_logs, complain, show
+    from terminal import clean_logs
 
-    interrupt = asyncio.Event()
-    on_interrupt(interrupt)
-    secrets = secret_values(os.environ)
+    secrets, source = secret_values(environment), LocalCi()
     clean_logs(secrets)
-    source = LocalCi()
     tools = ci_tools(source, secrets=secrets)
-    try:
-        timeouts = _tool_timeouts(options, {TOOL_SET: source.timeouts}, [tool.name for tool in tools])
-        model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=os.environ)
-    except (UsageError, SetUpMissing) as exc:
-        end_process(complain(str(exc)))
+    if unknown := sorted(options.tool_timeouts_s.keys() - {tool.name for tool in tools}):
+        names = ", ".join(tool.name for tool in tools)
+        raise UsageError(f"--tool-timeout names {unknown[0]!a}; the tools are: {names}")
+    timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, per_set={TOOL_SET: source.timeouts})
+    if options.tool_timeout_s is not None:  # for all tools means for those too for which the source brings a timeout
+        timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, default_s=options.tool_timeout_s)
     limits = Limits(
         token_budget=options.token_budget,
         model_timeout_s=options.model_timeout_s,
         max_steps=options.max_steps,
         tool_timeouts=timeouts,
     )
-    graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)
+    model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
+    return ask_and_exit(build_graph(model, tools, limits=limits, tool_set=TOOL_SET), options, secrets)
+
+
+async def ask_and_exit(
+    graph: "CompiledStateGraph[State, Run, State, State]", options: "Options", secrets: frozenset[str]
+) -> NoReturn:
+    """Ask one question as the command line does, print what it came to, and end the process, whatever is stuck."""
+    import asyncio
+
+    from bounded.exit import arm_watchdog, end_process, on_interrupt
+    from bounded.run import Run
+    from terminal import Progress, show, show_json
+
+    interrupt = asyncio.Event()
+    on_interrupt(interrupt)
     progress = None if options.quiet else Progress(sys.stderr, asyncio.get_running_loop())
     run = Run(model=options.model, secrets=secrets, observe=progress)
 
     def last_words() -> None:
-        run.cut_model_call("the event loop is stuck")
+        if progress is not None:
+            progress.clear()
+        (show_json if options.json else show)(run.answer())
+
+    def blocked() -> None:
+        run.cut_model_call("the event loop was blocked")
         run.end(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        show(run.answer(), as_json=options.json)
+        last_words()
 
-    arm_watchdog(options.deadline_s, last_words)
+    arm_watchdog(options.deadline_s, blocked)
     answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
-    if progress is not None:
-        progress.clear()
-    end_process(answer.outcome.exit_status, lambda: show(answer, as_json=options.json))
-
-
-def _tool_timeouts(
-    options: "Options", brought: Mapping[str, Mapping[str, float | None]], tools: Sequence[str]
-) -> ToolTimeouts:
-    from command_line import UsageError
-
-    if unknown := sorted(set(options.per_tool_s) - set(tools)):
-        raise UsageError(f"--tool-timeout names {unknown[0]!a}; the tools are: {', '.join(tools)}")
-    if options.all_tools_s is not None:  # for all tools means for those that bring a timeout of their own as well
-        return ToolTimeouts(default_s=options.all_tools_s, per_tool=options.per_tool_s)
-    return ToolTimeouts(per_tool=options.per_tool_s, per_set=brought)
+    end_process(answer.outcome.exit_status, last_words)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from bounded.outcomes import CallOutcome, SourceGap
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -35,7 +37,7 @@ def clean_logs(secrets: frozenset[str]) -> None:
 
     class Cleaned(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            return f"{record.name}: {cap(' '.join(clean(record.getMessage(), secrets).split()), MAX_LOG_LINE)}"
+            return f"{record.name}: {_line(cap(clean(record.getMessage(), secrets), MAX_LOG_LINE))}"
 
     handler = logging.StreamHandler()
     handler.setFormatter(Cleaned())
@@ -45,17 +47,21 @@ def clean_logs(secrets: frozenset[str]) -> None:
 
 def complain(message: str) -> int:
     """One line on stderr about what was typed or set up; returns the exit status."""
-    sys.stderr.write(f"graph.py: {message}\n")
+    from bounded.text import clean
+
+    sys.stderr.write(f"graph.py: {_line(clean(message))}\n")
     return USAGE_STATUS
 
 
-def show(answer: "Answer", *, as_json: bool) -> None:
-    """Print what a run came to."""
-    if as_json:
-        import json
+def show_json(answer: "Answer") -> None:
+    """Print what a run came to as one JSON object."""
+    import json
 
-        print(json.dumps(answer_dict(answer), indent=2, allow_nan=False))
-        return
+    print(json.dumps(answer_dict(answer), indent=2, allow_nan=False))
+
+
+def show(answer: "Answer") -> None:
+    """Print what a run came to as text."""
     print(f"outcome: {answer.outcome}")
     print(f"tokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
     print(f"model: {answer.model}")
@@ -95,17 +101,21 @@ def call_label(receipt: "Receipt") -> str:
 
 
 def fate(receipt: "Receipt") -> str:
-    """What became of a call, in words: `timed out after 3.0 s`."""
-    took = f"{receipt.duration_sec or 0.0:.1f} s"
-    if receipt.outcome == "executed":
-        return f"returned {receipt.text_chars} characters after {took}"
+    """What became of a call, in words and on one line: `timed out after 3.0 s`."""
+    took = "" if receipt.duration_sec is None else f" after {receipt.duration_sec:.1f} s"
+    if receipt.outcome is CallOutcome.EXECUTED:
+        return f"returned {receipt.text_chars} characters{took}"
     if receipt.source_gap is None:
-        word = {"error": f"failed after {took}", "refused": "was refused", "withheld": "was not run"}[receipt.outcome]
-        return f"{word}: {receipt.reason}"
-    late = "; it may still be running" if receipt.source_gap == "native_tool_abandoned" else ""
-    if receipt.bound_s is None or (receipt.duration_sec or 0.0) < receipt.bound_s:
-        return f"was cut off with the run after {took}{late}"
+        word = {CallOutcome.ERROR: "failed", CallOutcome.REFUSED: "was refused", CallOutcome.WITHHELD: "was not run"}
+        return f"{word[receipt.outcome]}{took}: {_line(receipt.reason or '')}"
+    late = "; it may still be running" if receipt.source_gap is SourceGap.ABANDONED else ""
+    if receipt.bound_s is None or receipt.duration_sec is None or receipt.duration_sec < receipt.bound_s:
+        return f"was cut off with the run{took}{late}"
     return f"timed out after {receipt.bound_s:.1f} s{late}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
 
 
 class Progress:

@@ -42,12 +42,12 @@ def test_a_log_takes_its_fixed_time_and_holds_its_cause(
 
 @pytest.mark.parametrize("pr", [0, -415, 999, 10**30])
 async def test_an_unknown_pull_request_is_named_with_those_there_are(pr: int) -> None:
-    with pytest.raises(SourceError, match=rf"no pull request {pr} here; there are 415, 416, 417, 418$"):
+    with pytest.raises(SourceError, match=rf"no pull request {pr}; this source has 415, 416, 417, 418$"):
         await LocalCi().jobs(pr)
 
 
 async def test_an_unknown_job_is_named_with_those_there_are() -> None:
-    with pytest.raises(SourceError, match=r"no job 1 here; there are 810, 811, 812, 813, 814, 815$"):
+    with pytest.raises(SourceError, match=r"no job 1; this source has 810, 811, 812, 813, 814, 815$"):
         await LocalCi().log(1)
 
 

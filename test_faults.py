@@ -26,18 +26,18 @@ from langgraph.graph.state import CompiledStateGraph
 import fault_cases as cases
 from bounded.calls import until_cut
 from bounded.deadlines import deadline_scope
-from bounded.exit import arm_watchdog, end_process, on_interrupt
 from bounded.outcomes import CallOutcome, Outcome
 from bounded.receipts import Receipt
 from bounded.run import Event, Run
 from bounded.text import digest
 from bounded.timeouts import ToolTimeouts
 from ci import LocalCi
+from command_line import parse
 from fault_cases import BOUND_S, LATE, LONG_S, SECRET, Fault, Gate, Tools, provider
-from graph import Limits, State, ask, build_graph
+from graph import Limits, State, ask, ask_and_exit, build_graph
 from models.factory import build_model
 from sources.jobs import ci_tools
-from terminal import answer_dict, show
+from terminal import answer_dict
 
 pytestmark = pytest.mark.slow
 
@@ -291,24 +291,11 @@ def main() -> NoReturn:
     (fault,) = (
         fault for fault in (*cases.FAULTS, cases.LOOP_BLOCKED, cases.INTERPRETER_HELD) if fault.name == sys.argv[1]
     )
-    asyncio.run(_ask_and_exit(fault))
-    raise AssertionError("unreachable: the process has ended")
-
-
-async def _ask_and_exit(fault: Fault) -> NoReturn:
-    interrupt = asyncio.Event()
-    on_interrupt(interrupt)
+    options = parse([QUESTION, "--json", "--quiet", "--deadline", str(fault.deadline_s)], {})
     graph = _graph(fault, Gate())
-    run = Run(model="scripted", secrets=frozenset({SECRET}))
-
-    def last_words() -> None:
-        run.end(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        show(run.answer(), as_json=True)
-
     print(time.monotonic(), file=sys.stderr, flush=True)
-    arm_watchdog(fault.deadline_s, last_words)
-    answer = await ask(graph, QUESTION, deadline_s=fault.deadline_s, run=run, interrupt=interrupt)
-    end_process(answer.outcome.exit_status, lambda: show(answer, as_json=True))
+    asyncio.run(ask_and_exit(graph, options, frozenset({SECRET})))
+    raise AssertionError("unreachable: the process has ended")
 
 
 if __name__ == "__main__":

@@ -103,14 +103,14 @@ async def bounded_call(
         _CALL.set(call)
         return await work()
 
-    limit = None if bound_s is None else now() + bound_s
+    deadline = None if bound_s is None else now() + bound_s
     task = asyncio.create_task(run())
     try:
         await asyncio.wait({task}, timeout=bound_s)
     except asyncio.CancelledError:
         await _stop(call, task, INNER_GRACE_S, on_late)
         raise
-    if task.done() and (limit is None or call.settled_at is None or call.settled_at <= limit):
+    if task.done() and (deadline is None or call.settled_at is None or call.settled_at <= deadline):
         call.ending = Ending.SETTLED
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
         call.failure = call.failure or raised

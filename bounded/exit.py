@@ -1,9 +1,9 @@
 """How the process ends: by `os._exit`, once, whatever is stuck; signals, a watchdog, the status.
 
 A plain return from `main` would wait for every thread and for the loop's default executor, where a stuck name lookup
-lives. Three things end the process here: the main thread after its last line; a watchdog thread where the event loop
-is blocked; and behind it `faulthandler`, whose thread needs no interpreter lock, where the lock itself is held (then
-with status 1, which is faulthandler's own).
+lives. Four things end the process here: the main thread after its last line; a second Ctrl-C; a watchdog thread where
+the event loop is blocked; and behind it, where the interpreter lock itself is held, `faulthandler`, whose thread does
+not need it (then with status 1, which is faulthandler's own).
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -34,6 +35,7 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
     a word.
     """
     _ending.acquire()
+    faulthandler.cancel_dump_traceback_later()  # from here on only a slow reader can take time, and a person may wait
     try:
         if last_words is not None:
             last_words()
@@ -41,7 +43,7 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
     except BrokenPipeError:
         pass
     except OSError as exc:
-        status = status or 1
+        status = 1 if status == 0 else status
         with contextlib.suppress(OSError):
             sys.stderr.write(f"the output could not be written: {exc.strerror}\n")
     except BaseException:  # a bug in the last words: the process ends all the same, and not as a success
@@ -61,7 +63,8 @@ def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
     patience = min(deadline_s + GRACE_S + WATCHDOG_SLACK_S, threading.TIMEOUT_MAX / 2)
 
     def bite() -> None:
-        if threading.Event().wait(patience):
+        time.sleep(patience)
+        if _ending.locked():
             return
         faulthandler.dump_traceback(all_threads=True)
         end_process(Outcome.DEADLINE.exit_status, last_words)
@@ -70,19 +73,19 @@ def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
     threading.Thread(target=bite, name="watchdog", daemon=True).start()
 
 
-def on_interrupt(interrupt: asyncio.Event | None = None) -> None:
-    """Let Ctrl-C set `interrupt` in the running loop, and a second one end the process at once, loop or no loop.
+def on_interrupt(interrupt: asyncio.Event) -> None:
+    """Let Ctrl-C set `interrupt` in the running loop, and a second one end the process at once.
 
     A Python-level handler instead of `loop.add_signal_handler`: that one is only called by a loop that still turns.
-    Without an event the first one ends the process.
     """
-    loop = None if interrupt is None else asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    interrupted = False
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
-        if loop is None or interrupt is None or interrupted:
+        nonlocal interrupted
+        if interrupted:
             os._exit(Outcome.INTERRUPTED.exit_status)
-        interrupted.append(True)
+        interrupted = True
         loop.call_soon_threadsafe(interrupt.set)
 
-    interrupted: list[bool] = []
     signal.signal(signal.SIGINT, handle)

@@ -1,6 +1,10 @@
-"""What no limit may be, whoever sets it: 0, negative, NaN, infinite. `None` is unlimited."""
+"""The limits of a run where no one sets others, and what no limit may be: 0, negative, NaN. `None` is unlimited."""
 
 import math
+
+MODEL_TIMEOUT_S = 60.0
+DEADLINE_S = 120.0
+MAX_STEPS = 12
 
 
 def check_seconds(name: str, value: float | None) -> None:

@@ -1,7 +1,7 @@
 """What happened to one requested tool call, and the run's ledger of that: exactly one receipt for each call."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,7 +40,7 @@ class Receipt:
         args: masked and capped, for reading only.
         bound_s, bound_source: what it really got in seconds, and which rule said so.
         duration_sec: until it settled or was walked away from; without `started_at` the body never began.
-        reason: one sentence where the call was not executed.
+        reason: why the call was not executed, without its name.
         text_sha256, text_chars: of the cleaned text that the model was given, for an executed call only.
     """
 
@@ -63,7 +63,7 @@ class Receipt:
 
     def as_dict(self) -> dict[str, object]:
         """The receipt as JSON holds it."""
-        return _present(self)
+        return asdict(self, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 
 class Receipts:
@@ -104,12 +104,3 @@ class Receipts:
     def all(self) -> tuple[Receipt, ...]:
         """Every receipt, in the order in which the calls were requested."""
         return tuple(receipt for receipts in self._turns.values() for receipt in receipts)
-
-
-def _present(record: Receipt | Late) -> dict[str, object]:
-    found = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {
-        name: _present(value) if isinstance(value, Late) else value
-        for name, value in found.items()
-        if value is not None
-    }

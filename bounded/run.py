@@ -60,7 +60,8 @@ class Run:
     Attributes:
         model: the model's name, for the record.
         secrets: values that no text may show.
-        observe: called with every event, in order, on the loop's thread; it must return at once.
+        observe: called with every event, in order; it must return at once. On the loop's thread, but for the last
+            events of a run whose loop is blocked.
         model_calls: attempts, which is not to say inferences.
         outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
         text: the model's last text, cleaned.
@@ -122,11 +123,15 @@ class Run:
             self._open_call = 0
             self.usage.lose(f"a model call was ended early ({why}): what it spent was not reported")
 
+    def say(self, text: str) -> None:
+        """Keep what the model last said, cleaned."""
+        self.text = clean(text, self.secrets)
+
     def end(self, outcome: Outcome, reason: str | None = None) -> None:
         """Say how the run ended. Whoever says so first has the last word."""
         if self.outcome is None:
             self.outcome = outcome
-            self.reason = None if reason is None else cap(clean(reason, self.secrets), MAX_REASON)
+            self.reason = None if reason is None else cap(" ".join(clean(reason, self.secrets).split()), MAX_REASON)
             self.emit("run_ended", outcome=outcome)
 
     def answer(self) -> Answer:

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounded.text import MASK, cap, clean, digest, mask, safe_arguments, safe_name, secret_values
@@ -165,19 +165,36 @@ def test_a_made_up_name_is_echoed_escaped_and_short(name: object, shown: str) ->
     assert safe_name(name) == shown
 
 
-@given(
-    st.dictionaries(
-        st.text(),
-        st.recursive(
-            st.none() | st.booleans() | st.floats() | st.integers() | st.text() | st.binary(),
-            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        ),
-    )
+@pytest.mark.parametrize(
+    "args",
+    [
+        {f"key{n}": n for n in range(100_000)},
+        {"k" * 100_000: 1},
+        {"list": list(range(100_000))},
+        {"text": "x" * 1_000_000},
+        {"many": ["x" * 400] * 1_000},
+        {"wide": {f"key{n}": {"again": n} for n in range(10_000)}},
+        {"odd": [float("nan"), float("inf"), 10**400, b"bytes", object(), {1, 2}, None, True]},
+        {1: "a", "1": "b", None: "c"},
+    ],
 )
 def test_any_arguments_become_small_honest_json(args: dict[str, object]) -> None:
-    shown = safe_arguments(args)
-    assert len(json.dumps(shown, allow_nan=False)) < 80_000
-    assert len(shown) <= len(args)
+    assert len(json.dumps(safe_arguments(args), allow_nan=False)) < 20_000
+
+
+def test_arguments_of_any_depth_are_cut() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(10_000):
+        deep = {"deeper": deep}
+    assert json.dumps(safe_arguments(deep)).count("deeper") == 9
+
+
+@given(
+    st.dictionaries(st.text(), st.recursive(st.none() | st.floats() | st.integers() | st.text(), st.lists), max_size=5)
+)
+@settings(max_examples=50)
+def test_whatever_a_model_sends_can_be_recorded(args: dict[str, object]) -> None:
+    json.dumps(safe_arguments(args), allow_nan=False).encode("ascii")
 
 
 def test_arguments_are_masked_by_value_and_by_key_and_cut() -> None:
@@ -190,6 +207,7 @@ def test_arguments_are_masked_by_value_and_by_key_and_cut() -> None:
     assert "[cut]" in str(shown["deep"])
     assert shown["big"] == {"repr": "a large integer"}
     assert len(str(shown["long"])) < 600
+    assert safe_arguments({"fake-0123": 1}, {"fake-0123"}) == {MASK: 1}
 
 
 def test_a_digest_is_the_sha256_of_the_utf8_bytes() -> None:

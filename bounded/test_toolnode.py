@@ -325,8 +325,8 @@ def test_unparsable_calls_are_answered_by_texts_that_stand_alone() -> None:
     ]
     answers = refuse_unparsable(run, calls, [echo])
     assert [answer.text for answer in answers] == [
-        "echo was not run: its arguments are no JSON object. It accepts: text: string.",
-        "nope\\x07 was not run: its arguments are no JSON object. The tools are: echo.",
+        "echo was not run: its arguments are not a JSON object. It accepts: text: string.",
+        "nope\\x07 was not run: its arguments are not a JSON object. The tools are: echo.",
     ]
     assert [receipt.outcome for receipt in run.receipts.all()] == [CallOutcome.REFUSED] * 2
     assert run.receipts.all()[0].args == {"unparsed": "{broken"}

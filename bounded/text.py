@@ -4,6 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 MASK = "[masked]"
@@ -11,6 +12,7 @@ MAX_NAME = 64
 MAX_ARGUMENT = 500
 MAX_ARGUMENTS = 4_000
 _MAX_DEPTH = 8
+_CUT = "[cut]"
 # Shorter values are too likely to be a word of the text itself.
 _MIN_SECRET = 8
 
@@ -120,9 +122,9 @@ def cap(text: str, limit: int) -> str:
     return f"{text[:head]}\n[... {len(text) - limit:,} of {len(text):,} characters cut here ...]\n{text[-tail:]}"
 
 
-def safe_name(name: object) -> str:
-    """A name that a model made up: printable ASCII, escaped, at most 64 characters."""
-    escaped = ascii(name)[1:-1] if isinstance(name, str) else ascii(name)
+def safe_name(name: object, secrets: Iterable[str] = ()) -> str:
+    """A name that a model made up: masked, printable ASCII, escaped, at most 64 characters."""
+    escaped = ascii(mask(name, secrets))[1:-1] if isinstance(name, str) else ascii(name)
     return escaped if len(escaped) <= MAX_NAME else escaped[: MAX_NAME - 3] + "..."
 
 
@@ -131,29 +133,38 @@ def safe_arguments(args: Mapping[str, object], secrets: Iterable[str] = ()) -> d
     secrets = tuple(secrets)
     left = MAX_ARGUMENTS
 
+    def mapping(value: Mapping[Any, object], depth: int) -> dict[str, object]:
+        nonlocal left
+        shown: dict[str, object] = {}
+        for key, item in value.items():
+            name = safe_name(key, secrets)
+            left -= len(name)
+            if left < 0:
+                shown["..."] = _CUT
+                break
+            shown[name] = MASK if _SECRET_NAME.search(str(key)) else safe(item, depth + 1)
+        return shown
+
     def safe(value: object, depth: int) -> object:
         nonlocal left
         left -= 8
         if left < 0 or depth > _MAX_DEPTH:
-            return "[cut]"
+            return _CUT
         if value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
             return value
-        if isinstance(value, int) and abs(value) < 10**18:
-            return value
+        if isinstance(value, int):
+            return value if abs(value) < 10**18 else {"repr": "a large integer"}
         if isinstance(value, Mapping):
-            return {
-                safe_name(key): MASK if _SECRET_NAME.search(str(key)) else safe(item, depth + 1)
-                for key, item in list(value.items())[: MAX_ARGUMENTS // 8]
-            }
+            return mapping(value, depth)
         if isinstance(value, list | tuple):
             return [safe(item, depth + 1) for item in value[: MAX_ARGUMENTS // 8]]
         if not isinstance(value, str):
-            return {"repr": "a large integer" if isinstance(value, int) else cap(ascii(value), MAX_NAME)}
+            return {"repr": cap(ascii(value), MAX_NAME)}
         shown = cap(clean(value, secrets), MAX_ARGUMENT)
         left -= len(shown)
-        return shown if left >= 0 else "[cut]"
+        return shown if left >= 0 else _CUT
 
-    return {safe_name(key): MASK if _SECRET_NAME.search(str(key)) else safe(item, 0) for key, item in args.items()}
+    return mapping(args, 0)
 
 
 def digest(text: str) -> str:

@@ -31,6 +31,9 @@ from bounded.timeouts import TIMEOUT_ARGUMENT, Bound, ToolTimeouts
 MAX_CALLS_PER_REPLY = 16
 MAX_TOOL_TEXT = 24_000
 MAX_REASON = 400
+_NEVER_BEGAN: Mapping[str, None] = dict.fromkeys(
+    ("started_at", "duration_sec", "bound_s", "bound_source", "source_gap")
+)
 
 Result = ToolMessage | Command[Any]
 Execute = Callable[[ToolCallRequest], Awaitable[Result]]
@@ -75,7 +78,7 @@ def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
     args = call.get("args")
     shown = safe_arguments(args if isinstance(args, dict) else {"unparsed": args}, run.secrets)
     return run.receipts.request(
-        turn=run.model_calls, call_id=call.get("id"), tool=safe_name(call.get("name")), args=shown
+        turn=run.model_calls, call_id=call.get("id"), tool=safe_name(call.get("name"), run.secrets), args=shown
     )
 
 
@@ -99,7 +102,7 @@ def refuse_unparsable(run: Run, calls: Sequence[Mapping[str, Any]], tools: Seque
     answers = []
     for call in calls:
         receipt = run.receipts.find(run.model_calls, call["id"]) or request_call(run, call)
-        fault = f"{receipt.tool} was not run: its arguments are no JSON object."
+        fault = f"{receipt.tool} was not run: its arguments are not a JSON object."
         text = refuse(run, receipt, f"{fault} {takes.get(call['name'] or '', known)}")
         answers.append(ToolMessage(text, name=receipt.tool, tool_call_id=call["id"], status="error"))
     return answers
@@ -133,10 +136,10 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
         )
         answer, changes = _judge(run, request, call, result, bound)
     except asyncio.CancelledError:
-        changes = {"source_gap": _gap(call)}
+        changes = {"source_gap": _gap(call)} if call.began else {**_NEVER_BEGAN, "outcome": CallOutcome.WITHHELD}
         raise
     finally:
-        changes = {"duration_sec": round(now() - started, 6), **changes}
+        changes = {"duration_sec": round(now() - started, 6), **changes}  # unless it never began
         run.emit("tool_call_ended", receipt=run.receipts.update(receipt, **changes))
     if isinstance(answer, Exception):
         raise answer
@@ -147,23 +150,23 @@ def _judge(
     run: Run, request: ToolCallRequest, call: Call, result: Result | None, bound: Bound
 ) -> tuple[ToolMessage | Exception, Changes]:
     """What the model is told, and what the receipt says: from how the call ended, never from reading its text."""
-    name = safe_name(request.tool_call["name"])
+    name = safe_name(request.tool_call["name"], run.secrets)
+    if not call.began:
+        fault = call.failure or (result.text if isinstance(result, ToolMessage) else "its time was up before it began")
+        reason = cap(" ".join(clean(str(fault), run.secrets).split()), MAX_REASON)
+        accepts = f" {name} accepts: {accepted(request.tool)}." if request.tool is not None else ""
+        told = ToolCallEnded(f"{name} was not run: {reason}{accepts}")
+        return told, {**_NEVER_BEGAN, "outcome": CallOutcome.REFUSED, "reason": reason}
     if call.ending is not Ending.SETTLED:
         text = _timeout_text(name, bound, call)
         return ToolCallEnded(text), {"source_gap": _gap(call), "reason": text}
-    if isinstance(call.failure, GraphBubbleUp):
-        return call.failure, {"source_gap": None, "reason": "the tool paused the run"}
-    if not call.began:
-        fault = call.failure or (result.text if isinstance(result, ToolMessage) else "it was not called")
-        text = cap(clean(f"{name} was not run: {fault}", run.secrets), MAX_REASON)
-        if request.tool is not None:
-            text += f"\n{name} accepts: {accepted(request.tool)}."
-        never = {"started_at": None, "duration_sec": None, "bound_s": None, "bound_source": None, "source_gap": None}
-        return ToolCallEnded(text), {**never, "outcome": CallOutcome.REFUSED, "reason": text}
+    if isinstance(call.failure, GraphBubbleUp):  # LangGraph's own interrupt(): the call is made again on resuming
+        return call.failure, {**_NEVER_BEGAN, "outcome": CallOutcome.WITHHELD, "reason": "the tool paused the run"}
     if call.failure is not None or not isinstance(result, ToolMessage):
         failure = call.failure or TypeError(f"a tool returns text, not {type(result).__name__}")
-        text = cap(clean(f"{name} failed: {type(failure).__name__}: {failure}", run.secrets), MAX_REASON)
-        return ToolCallEnded(text), {"source_gap": None, "error_type": type(failure).__name__, "reason": text}
+        reason = cap(clean(f"{type(failure).__name__}: {failure}", run.secrets), MAX_REASON)
+        changes = {"source_gap": None, "error_type": type(failure).__name__, "reason": reason}
+        return ToolCallEnded(f"{name} failed: {reason}"), changes
     text = cap(clean(result.text, run.secrets), MAX_TOOL_TEXT)
     credit = {"text_sha256": digest(text), "text_chars": len(text)}
     message = result if result.content == text else result.model_copy(update={"content": text})
@@ -172,7 +175,7 @@ def _judge(
 
 def _timeout_text(name: str, bound: Bound, call: Call) -> str:
     # Rounded down: the model and whoever parses this must not read a limit above the real one.
-    seconds = math.floor((bound.seconds or 0.0) * 1000) / 1000
+    seconds = 0.0 if bound.seconds is None else math.floor(bound.seconds * 1000) / 1000
     what = "It was stopped" if call.ending is Ending.STOPPED else "It may still be running, and will not be read"
     whose = "the run's deadline" if bound.source == "deadline" else "this program's own"
     # A small model takes a limit of ours for the fault it was asked about, unless it is told otherwise.

@@ -57,7 +57,6 @@ class UsageLedger:
     """Tokens reported so far in one run. `known_subtotal` is the total only while `known` is true."""
 
     def __init__(self) -> None:
-        self.reported: list[Usage] = []
         self.known_subtotal = 0
         self.fault: str | None = None
 
@@ -67,7 +66,6 @@ class UsageLedger:
 
     def record(self, usage: Usage) -> None:
         """Charge one reply."""
-        self.reported.append(usage)
         if usage.total is None:
             self.lose(usage.fault or "no usage was reported")
         else:

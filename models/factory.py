@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-DEFAULT_MODEL = "gemini-3.8-flash"
 # Public reports: the Gemini service refuses a provider-side deadline below 10 s with a 400. Ours fires first anyway.
 MIN_PROVIDER_TIMEOUT_S = 10.0
 
@@ -18,8 +17,8 @@ class SetUpMissing(Exception):
 def build_model(name: str, *, model_timeout_s: float | None, environment: Mapping[str, str]) -> "BaseChatModel":
     """The chat model of that name: `offline`, `scripted:FILE`, `gemini-*`, else an Ollama tag.
 
-    The provider's own timeout lies at or beneath ours and is never below `MIN_PROVIDER_TIMEOUT_S`; no retry hides a
-    second paid call.
+    The provider's own timeout is max(`MIN_PROVIDER_TIMEOUT_S`, ours), so that ours fires first or with it; no retry
+    hides a second paid call.
 
     Raises:
         SetUpMissing: a key, a file or a setting is missing or wrong.

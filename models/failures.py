@@ -1,9 +1,10 @@
 """What goes wrong at a model: one table from what the provider SDKs raise to what the user is told.
 
-Classes are named, not imported: an SDK is imported only where its model is built. httpx, its successor httpx2 (whose
-classes have the same names) and aiohttp are what the SDKs stand on. What is in no row is "unexpected".
+Classes are named, not imported: an SDK is imported only where its model is built. httpx and its successor httpx2, whose
+classes have the same names, are what the SDKs stand on. What is in no row is "unexpected".
 """
 
+import re
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -15,16 +16,18 @@ REFUSED = "the provider refused the request"
 FAILED = "the provider failed"
 UNREADABLE = "the provider's reply could not be read"
 CUT_SHORT = "the connection ended before the reply was whole"
-UNREACHABLE = "the provider cannot be reached; for an Ollama model, run: ollama serve"
-NOT_FOUND = "the provider does not have this model; for an Ollama model, run: ollama pull NAME"
+UNREACHABLE = "the provider cannot be reached"
+NOT_FOUND = "the provider does not have this model"
+TOO_MANY = "the provider's rate limit was reached"
 
-# (qualified class name, kind, what it means for the user); the first row that is among a failure's ancestors holds.
+# (qualified class name, kind, what it means for the user); the first row that names one of a failure's ancestors holds.
+# `httpx*` is either httpx or httpx2. Ollama's client says everything with one class: there the HTTP status tells more.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
     ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", BAD_KEY),
     ("langchain_core.exceptions.ModelPermissionDeniedError", "unauthorized", BAD_KEY),
     ("langchain_core.exceptions.ModelNotFoundError", "not_found", NOT_FOUND),
-    ("langchain_core.exceptions.ModelRateLimitError", "rate_limited", "the provider's rate limit was reached"),
+    ("langchain_core.exceptions.ModelRateLimitError", "rate_limited", TOO_MANY),
     ("langchain_core.exceptions.ContextOverflowError", "bad_request", "the conversation is too long for this model"),
     ("langchain_core.exceptions.ModelInvalidRequestError", "bad_request", REFUSED),
     ("langchain_core.exceptions.ModelRefusalError", "bad_request", REFUSED),
@@ -40,30 +43,26 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     ("google.genai.errors.UnknownApiResponseError", "bad_reply", UNREADABLE),
     ("google.genai.errors.ContinuationInterruptedError", "bad_reply", CUT_SHORT),
     ("ollama._types.RequestError", "bad_request", "Ollama's client refused the request"),
+    ("ollama._types.ResponseError:400", "bad_request", REFUSED),
+    ("ollama._types.ResponseError:401", "unauthorized", BAD_KEY),
+    ("ollama._types.ResponseError:403", "unauthorized", BAD_KEY),
+    ("ollama._types.ResponseError:404", "not_found", "Ollama does not have this model; run: ollama pull NAME"),
+    ("ollama._types.ResponseError:429", "rate_limited", TOO_MANY),
     ("ollama._types.ResponseError", "server_error", "Ollama answered with an error"),
-    ("httpx.TimeoutException", "timeout", TOO_SLOW),
-    ("httpx.RemoteProtocolError", "bad_reply", CUT_SHORT),
-    ("httpx.ReadError", "bad_reply", CUT_SHORT),
-    ("httpx.TransportError", "unreachable", UNREACHABLE),
-    ("httpx.HTTPError", "bad_reply", UNREADABLE),
-    ("httpx.StreamError", "bad_reply", UNREADABLE),
-    ("httpx.CookieConflict", "bad_reply", UNREADABLE),
-    ("httpx.InvalidURL", "unreachable", "the provider's address is no URL"),
-    ("aiohttp.client_exceptions.ServerTimeoutError", "timeout", TOO_SLOW),
-    ("aiohttp.client_exceptions.ClientConnectionError", "unreachable", UNREACHABLE),
-    ("aiohttp.client_exceptions.ClientError", "bad_reply", UNREADABLE),
+    ("httpx.ConnectError", "unreachable", "the model's server does not answer; for Ollama, run: ollama serve"),
+    ("httpx*.TimeoutException", "timeout", TOO_SLOW),
+    ("httpx*.RemoteProtocolError", "bad_reply", CUT_SHORT),
+    ("httpx*.ReadError", "bad_reply", CUT_SHORT),
+    ("httpx*.TransportError", "unreachable", UNREACHABLE),
+    ("httpx*.HTTPError", "bad_reply", UNREADABLE),
+    ("httpx*.StreamError", "bad_reply", UNREADABLE),
+    ("httpx*.CookieConflict", "bad_reply", UNREADABLE),
+    ("httpx*.InvalidURL", "unreachable", "the provider's address is no URL"),
     ("builtins.TimeoutError", "timeout", TOO_SLOW),
     ("builtins.ConnectionError", "unreachable", UNREACHABLE),
     ("builtins.ValueError", "bad_reply", UNREADABLE),  # broken JSON, bytes, shapes; an adapter's own complaints
 )
 _UNEXPECTED = ("unexpected", "the model call failed")
-_BY_STATUS = {
-    400: ("bad_request", REFUSED),
-    401: ("unauthorized", BAD_KEY),
-    403: ("unauthorized", BAD_KEY),
-    404: ("not_found", NOT_FOUND),
-    429: ("rate_limited", "the provider's rate limit was reached"),
-}
 
 
 class ModelFailed(Exception):
@@ -85,22 +84,16 @@ async def call_model(model: Runnable[Any, Any], messages: list[BaseMessage]) -> 
         ModelFailed: for everything that the provider's SDK raises.
     """
     try:
-        reply = await model.ainvoke(messages)
+        reply: AIMessage = await model.ainvoke(messages)
     except Exception as exc:
-        raise ModelFailed(*describe(exc)) from exc
-    if not isinstance(reply, AIMessage):
-        raise ModelFailed("bad_reply", f"the model returned {type(reply).__name__}, not a message")
+        raise failed(exc) from exc
     return reply
 
 
-def describe(exc: Exception) -> tuple[str, str]:
-    """The kind of a provider failure and a sentence about it; the text is not cleaned yet.
-
-    Ollama's client says everything with one class: there the HTTP status tells more than the type.
-    """
-    ancestors = {f"{cls.__module__}.{cls.__qualname__}".replace("httpx2.", "httpx.") for cls in type(exc).__mro__}
-    kind, meaning = next((row[1:] for row in FAILURES if row[0] in ancestors), _UNEXPECTED)
-    status = getattr(exc, "status_code", None)
-    if kind == "server_error" and status in _BY_STATUS:
-        kind, meaning = _BY_STATUS[status]
-    return kind, f"{meaning} ({type(exc).__name__}: {exc})"
+def failed(exc: Exception) -> ModelFailed:
+    """The kind of a provider failure and a sentence about it; the text is not cleaned yet."""
+    named = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(exc).__mro__}
+    named |= {re.sub(r"^httpx2?\.", "httpx*.", name) for name in named}
+    named |= {f"{name}:{exc.status_code}" for name in named if hasattr(exc, "status_code")}
+    kind, meaning = next((row[1:] for row in FAILURES if row[0] in named), _UNEXPECTED)
+    return ModelFailed(kind, f"{meaning} ({type(exc).__name__}: {exc})")

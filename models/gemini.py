@@ -7,7 +7,8 @@ from pydantic import SecretStr
 
 from models.factory import SetUpMissing
 
-# Each of these would send the conversation to another backend or through another host than the one we speak of.
+# Each of these would send the conversation to another backend than the one we speak of. GOOGLE_GEMINI_BASE_URL, with
+# which a user names another host for the same API, is the SDK's own setting and holds.
 _OTHER_BACKENDS = ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE", "LANGSMITH_GATEWAY")
 
 
@@ -19,7 +20,7 @@ def gemini_model(name: str, *, timeout_s: float | None, environment: Mapping[str
     """
     for setting in _OTHER_BACKENDS:
         if environment.get(setting, "").lower() not in ("", "0", "false", "no"):
-            raise SetUpMissing(f"{setting} asks for another backend than Gemini's Developer API; run: unset {setting}")
+            raise SetUpMissing(f"{setting} selects a backend other than Gemini's Developer API; run: unset {setting}")
     key = environment.get("GOOGLE_API_KEY", "").strip()
     if not key:
         raise SetUpMissing(
@@ -27,7 +28,7 @@ def gemini_model(name: str, *, timeout_s: float | None, environment: Mapping[str
             " Ollama model: REVIEW_MODEL=gemma4:e2b"
         )
     if not (key.isascii() and key.isprintable()):  # it would end in an error message, escaped past every mask
-        raise SetUpMissing("GOOGLE_API_KEY holds characters that no key has; copy the key again")
+        raise SetUpMissing("GOOGLE_API_KEY holds characters that no key has; set it again: export GOOGLE_API_KEY=...")
     return ChatGoogleGenerativeAI(
         model=name,
         api_key=SecretStr(key),

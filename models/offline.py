@@ -16,7 +16,7 @@ from langchain_core.runnables import Runnable
 
 _PULL_REQUEST = re.compile(r"(?:\bpull[ -]request|\bpull|\bpr|#)[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE)
 _JOB = re.compile(r"\bjob[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
-_FAILED_JOB = re.compile(r"^- job (\d+): (?:failed|timed out), (.+)$", re.MULTILINE)
+_FAILED_JOB = re.compile(r"^- job (\d+): (failed|timed out), (.+)$", re.MULTILINE)
 _FAILING_LINE = re.compile(
     r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:"
     r"|.*\bassert(?:ion)?\b.*\bfail|\S+(?:Error|Exception)\b)",
@@ -60,25 +60,28 @@ class OfflineTriage(BaseChatModel):
 
 def _triage(messages: list[BaseMessage]) -> AIMessage:
     last = max((place for place, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0)
-    question, since = (messages[last].text if messages else ""), messages[last + 1 :]
-    job, pull_request = _JOB.search(question), _PULL_REQUEST.search(question)
-    if not job and not pull_request:
-        return _say("Name a pull request or a job: for example, Why is CI failing on pull request 415?")
-    results = _results(since)
-    if job:
+    question, since = messages[last].text, messages[last + 1 :]
+    results, more = _results(since), 0
+    if job := _JOB.search(question):
         wanted = {int(job[1]): f"Job {job[1]}"}
-    else:
-        listing = results.get(("list_ci_jobs", int(pull_request[1]))) if pull_request else None
+    elif pull_request := _PULL_REQUEST.search(question):
+        listing = results.get(("list_ci_jobs", int(pull_request[1])))
         if listing is None:
-            return _ask(since, "list_ci_jobs", {"pr": [int(pull_request[1])] if pull_request else []})
-        failed = _FAILED_JOB.findall(listing.text)[:_MAX_LOGS]
-        if listing.status == "error" or not failed:
-            return _say(_no_failure(listing))
-        wanted = {int(number): f"Job {number} ({name}) failed" for number, name in failed}
+            return _ask(since, "list_ci_jobs", "pr", [int(pull_request[1])])
+        if listing.status == "error":
+            return _say(f"The jobs could not be listed. {listing.text}")
+        failed = _FAILED_JOB.findall(listing.text)
+        if not failed:
+            return _say(f"No failed job. {listing.text}")
+        wanted = {int(number): f"Job {number} ({name}) {state}" for number, state, name in failed[:_MAX_LOGS]}
+        more = len(failed) - len(wanted)
+    else:
+        return _say("Name a pull request or a job, for example: Why is CI failing on pull request 415?")
     missing = [number for number in wanted if ("fetch_job_log", number) not in results]
     if missing:
-        return _ask(since, "fetch_job_log", {"job_id": missing})
-    return _say("\n\n".join(_verdict(what, results["fetch_job_log", number]) for number, what in wanted.items()))
+        return _ask(since, "fetch_job_log", "job_id", missing)
+    verdicts = [_verdict(what, results["fetch_job_log", number]) for number, what in wanted.items()]
+    return _say("\n\n".join(verdicts + ([f"The logs of {more} more failed jobs were not read."] if more else [])))
 
 
 def _say(text: str) -> AIMessage:
@@ -96,17 +99,10 @@ def _results(messages: list[BaseMessage]) -> dict[tuple[str, int], ToolMessage]:
     return results
 
 
-def _ask(since: list[BaseMessage], tool: str, arguments: dict[str, list[int]]) -> AIMessage:
-    (name, values), *_ = arguments.items()
+def _ask(since: list[BaseMessage], tool: str, argument: str, values: list[int]) -> AIMessage:
     first = sum(len(message.tool_calls) for message in since if isinstance(message, AIMessage)) + 1
-    calls = [ToolCall(name=tool, args={name: value}, id=f"call-{first + n}") for n, value in enumerate(values)]
+    calls = [ToolCall(name=tool, args={argument: value}, id=f"call-{first + n}") for n, value in enumerate(values)]
     return AIMessage("", tool_calls=calls)
-
-
-def _no_failure(listing: ToolMessage) -> str:
-    if listing.status == "error":
-        return f"The jobs could not be listed. {listing.text}"
-    return f"No failed job. {listing.text}"
 
 
 def _verdict(what: str, log: ToolMessage) -> str:

@@ -24,4 +24,4 @@ def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str
         client = {"timeout": timeout_s, "trust_env": False}
         return ChatOllama(model=name, base_url=host, temperature=0, client_kwargs=client)
     except ValueError as exc:
-        raise SetUpMissing(f"OLLAMA_HOST is no address; for example: OLLAMA_HOST={DEFAULT_HOST}") from exc
+        raise SetUpMissing(f"OLLAMA_HOST is not an address; for example: OLLAMA_HOST={DEFAULT_HOST}") from exc

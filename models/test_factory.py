@@ -11,7 +11,7 @@ from langchain_google_genai import ChatGoogleGenerativeAI
 from langchain_ollama import ChatOllama
 
 from models.conftest import FAKE_KEY
-from models.factory import DEFAULT_MODEL, MIN_PROVIDER_TIMEOUT_S, SetUpMissing, build_model
+from models.factory import MIN_PROVIDER_TIMEOUT_S, SetUpMissing, build_model
 from models.offline import OfflineTriage
 from models.scripted import ScriptedModel
 
@@ -33,7 +33,7 @@ def refusal(name: str, environment: dict[str, str]) -> str:
 
 
 def test_the_default_is_a_gemini_model() -> None:
-    assert isinstance(build(DEFAULT_MODEL, KEY), ChatGoogleGenerativeAI)
+    assert isinstance(build("gemini-3.8-flash", KEY), ChatGoogleGenerativeAI)
 
 
 def test_offline_needs_nothing() -> None:

@@ -214,7 +214,7 @@ async def test_the_answer_to_an_unparsable_call_is_dropped_by_the_adapter(loopba
     """Nothing of it reaches the model: only a history from elsewhere can hold such a call."""
     loopback.say(as_json(said(HELLO)))
     model = build_model(NAME, model_timeout_s=60.0, environment=loopback.environment)
-    fault = "list_ci_jobs was not run: its arguments are no JSON object."
+    fault = "list_ci_jobs was not run: its arguments are not a JSON object."
     unparsable = {"type": "invalid_tool_call", "name": "list_ci_jobs", "args": "{broken", "id": "c1", "error": None}
     call = AIMessage("", invalid_tool_calls=[unparsable])
     assert list(requested_calls(call))

@@ -207,7 +207,7 @@ async def test_a_call_without_its_parts_fails_the_call(loopback: Loopback, broke
 async def test_an_unparsable_call_is_dropped_by_the_adapter_and_its_answer_is_sent(loopback: Loopback) -> None:
     """So the answer has to stand on its own."""
     loopback.say(as_json(last("Job 812 failed.")))
-    fault = "list_ci_jobs was not run: its arguments are no JSON object. It accepts: pr: integer."
+    fault = "list_ci_jobs was not run: its arguments are not a JSON object. It accepts: pr: integer."
     unparsable = {"type": "invalid_tool_call", "name": "list_ci_jobs", "args": "{broken", "id": "c1", "error": None}
     call = AIMessage("", invalid_tool_calls=[unparsable])
     history = [HumanMessage(QUESTION), call, ToolMessage(fault, tool_call_id="c1", status="error")]
@@ -253,7 +253,7 @@ async def test_one_question_goes_through_the_graph_with_calls_and_results_sent_b
     assert [call["function"]["arguments"] for call in assistant["tool_calls"]] == [{"job_id": 812}, {"job_id": 1}]
     assert "job 812: failed, unit tests" in sent["messages"][3]["content"]
     assert "assert 2268 == 2520" in sent["messages"][5]["content"]
-    assert "there is no job 1 here" in sent["messages"][6]["content"]
+    assert "there is no job 1; this source has" in sent["messages"][6]["content"]
 
 
 async def test_a_later_reply_without_usage_stops_the_run_and_keeps_what_is_known(loopback: Loopback) -> None:
