@@ -8,8 +8,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-ask: export Q ?= Why is CI failing on pull request 415?
-ask: export REVIEW_MODEL ?= offline
+ask: export override Q := $(or $(value Q),Why is CI failing on pull request 415?)
+ask: export override REVIEW_MODEL := $(or $(value REVIEW_MODEL),offline)
 ask: $(VENV)/ready
 	$(PYTHON) graph.py "$$Q"
 
@@ -35,6 +35,7 @@ $(VENV)/ready: requirements-lock.txt
 	  then found=$$python; break; fi; \
 	done; \
 	if [ -z "$$found" ]; then echo "make: Python 3.11, 3.12 or 3.13 with venv is needed, and none is on the PATH" >&2; exit 2; fi; \
+	echo "installing into $(VENV), once ..." >&2; \
 	[ -x $(PYTHON) ] || $$found -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-lock.txt
 	touch $@

@@ -63,7 +63,7 @@ def model_name(text: str) -> str:
     Raises:
         UsageError: there is none.
     """
-    if not text.strip():
+    if not text.strip() or not text.isprintable():
         raise UsageError("takes a model's name, for example: offline")
     return text.strip()
 
@@ -91,10 +91,13 @@ def tool_timeout(text: str) -> dict[str | None, float]:
     """
     found: dict[str | None, float] = {}
     for item in text.split(","):
-        name, equals, value = item.rpartition("=")
-        if equals and not name.strip():
-            raise UsageError(f"takes SECONDS or NAME=SECONDS, not {item[:40]!a}")
-        found[name.strip() or None] = seconds(value)
+        name, named, value = item.rpartition("=")
+        try:
+            if named and not name.strip():
+                raise UsageError
+            found[name.strip() or None] = seconds(value)
+        except UsageError:
+            raise UsageError(f"takes SECONDS or NAME=SECONDS, with seconds above 0, not {item[:40]!a}") from None
     return found
 
 

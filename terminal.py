@@ -1,15 +1,17 @@
 """What a run shows on a terminal: progress and complaints on stderr, the answer on stdout, all of it cleaned."""
 
+import contextlib
 import os
+import queue
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from bounded.outcomes import CallOutcome, SourceGap
 
 if TYPE_CHECKING:
-    import asyncio
-
     from bounded.receipts import Receipt
     from bounded.run import Answer, Event
 
@@ -17,6 +19,7 @@ USAGE_STATUS = 2
 SCHEMA_VERSION = 1
 MAX_LOG_LINE = 300
 TICK_S = 0.2
+CLOSE_S = 0.5
 
 
 def steady_streams() -> None:
@@ -109,9 +112,10 @@ def fate(receipt: "Receipt") -> str:
         word = {CallOutcome.ERROR: "failed", CallOutcome.REFUSED: "was refused", CallOutcome.WITHHELD: "was not run"}
         return f"{word[receipt.outcome]}{took}: {_line(receipt.reason or '')}"
     late = "; it may still be running" if receipt.source_gap is SourceGap.ABANDONED else ""
-    if receipt.bound_s is None or receipt.duration_sec is None or receipt.duration_sec < receipt.bound_s:
+    bound, lasted = receipt.bound_s, receipt.duration_sec
+    if bound is None or lasted is None or lasted < bound or receipt.bound_source == "deadline":
         return f"was cut off with the run{took}{late}"
-    return f"timed out after {receipt.bound_s:.1f} s{late}"
+    return f"timed out after {bound:.1f} s{late}"
 
 
 def _line(text: str) -> str:
@@ -121,26 +125,27 @@ def _line(text: str) -> str:
 class Progress:
     """What a run is doing, on stderr: one live line on a terminal, a line for each event elsewhere.
 
-    The live line never hides the cursor, so a process that is ended at any moment leaves the terminal as it was.
+    It writes on a thread of its own: a stopped terminal or a full pipe must not hold up the run. The live line never
+    hides the cursor, so a process that is ended at any moment leaves the terminal as it was.
     """
 
-    def __init__(self, stream: TextIO, loop: "asyncio.AbstractEventLoop") -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._loop = loop
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._doing: dict[object, tuple[str, float]] = {}
-        self._tick: asyncio.TimerHandle | None = None
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_all, name="progress", daemon=True)
+        self._writer.start()
 
     def __call__(self, event: "Event") -> None:
         """Observe one event of a run."""
         facts: Mapping[str, Any] = event.facts
-        key: object = "model"
         if event.kind == "model_call_started":
-            self._begin(key, f"model call {facts['call']}")
+            self._begin("model", f"model call {facts['call']}")
         elif event.kind == "model_call_ended":
-            self._end(key, f"model call {facts['call']} ended")
+            self._end("model", f"model call {facts['call']} ended")
         elif event.kind == "model_call_cut":
-            self._end(key, f"model call {facts['call']} ended early: {facts['why']}")
+            self._end("model", f"model call {facts['call']} ended early: {facts['why']}")
         elif event.kind == "tool_call_started":
             receipt = facts["receipt"]
             bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"
@@ -149,41 +154,38 @@ class Progress:
             receipt = facts["receipt"]
             self._end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
 
-    def clear(self) -> None:
-        """Take the live line away, before anything else is printed."""
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        if self._live:
-            self._write("\r\x1b[K")
+    def close(self) -> None:
+        """Take the live line away, before anything else is printed; what cannot be written soon is let go."""
+        self._lines.put(None)
+        self._writer.join(CLOSE_S)
 
     def _begin(self, key: object, what: str) -> None:
-        self._doing[key] = (what, self._loop.time())
-        if self._live:
-            self._draw()
-        else:
-            self._write(f"{what} ...\n")
+        self._doing[key] = (what, time.monotonic())
+        self._lines.put("" if self._live else f"{what} ...\n")
 
     def _end(self, key: object, what: str) -> None:
         self._doing.pop(key, None)
-        if not self._live:
-            self._write(f"{what}\n")
+        self._lines.put("" if self._live else f"{what}\n")
 
-    def _draw(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-        doing = [f"{what}: {self._loop.time() - since:.0f} s" for what, since in self._doing.values()]
+    def _write_all(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # no one is watching any more
+            while (line := self._next()) is not None:
+                self._stream.write(self._drawn() if self._live else line)
+                self._stream.flush()
+            self._stream.write("\r\x1b[K" if self._live else "")
+            self._stream.flush()
+
+    def _next(self) -> str | None:
+        try:
+            return self._lines.get(timeout=TICK_S if self._live else None)
+        except queue.Empty:
+            return ""
+
+    def _drawn(self) -> str:
+        doing = [f"{time.monotonic() - since:.0f} s {what}" for what, since in list(self._doing.values())]
         line = "; ".join(doing[:3]) + (f"; {len(doing) - 3} more" if len(doing) > 3 else "")
         try:
             width = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:
-            width = 80
-        self._write(f"\r{line[: width - 1]}\x1b[K")
-        self._tick = self._loop.call_later(TICK_S, self._draw)
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):
-            self._live = False  # no one is watching any more
+            width = 0
+        return f"\r{line[: (width if width > 0 else 80) - 1]}\x1b[K"

@@ -26,6 +26,7 @@ from langgraph.graph.state import CompiledStateGraph
 import fault_cases as cases
 from bounded.calls import until_cut
 from bounded.deadlines import deadline_scope
+from bounded.limits import Limits
 from bounded.outcomes import CallOutcome, Outcome
 from bounded.receipts import Receipt
 from bounded.run import Event, Run
@@ -34,7 +35,7 @@ from bounded.timeouts import ToolTimeouts
 from ci import LocalCi
 from command_line import parse
 from fault_cases import BOUND_S, LATE, LONG_S, SECRET, Fault, Gate, Tools, provider
-from graph import Limits, State, ask, ask_and_exit, build_graph
+from graph import State, ask, ask_and_exit, build_graph
 from models.factory import build_model
 from sources.jobs import ci_tools
 from terminal import answer_dict

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command, interrupt
 
 from bounded.deadlines import deadline_scope
 from bounded.outcomes import CallOutcome, Outcome, SourceGap
@@ -120,26 +118,6 @@ def test_the_loop_keeps_off_the_default_executor_which_a_stuck_name_lookup_may_h
         return await ask(graph, QUESTION)
 
     assert on_virtual_clock(check()).outcome is Outcome.MODEL_ERROR
-
-
-def test_a_tool_that_pauses_the_run_itself_is_called_again_on_resuming(on_virtual_clock: OnVirtualClock[None]) -> None:
-    @tool
-    async def approve() -> str:
-        """Ask a person."""
-        return f"a person said {interrupt('may I?')}"
-
-    async def check() -> None:
-        model = ScriptedModel(replies=[asks(call("approve", {})), says()])
-        graph = build_graph(model, [approve], checkpointer=InMemorySaver())
-        config: Any = {"configurable": {"thread_id": "t"}}
-        run = Run()
-        paused = await ask(graph, QUESTION, run=run, config=config)
-        assert (paused.outcome, paused.receipts[0].outcome) == (Outcome.PAUSED, CallOutcome.WITHHELD)
-        await graph.ainvoke(Command(resume="yes"), config, context=run)
-        (receipt,) = run.answer().receipts
-        assert (run.answer().outcome, receipt.outcome) == (Outcome.ANSWERED, CallOutcome.EXECUTED)
-
-    on_virtual_clock(check())
 
 
 def test_a_second_question_on_a_thread_starts_its_own_count(on_virtual_clock: OnVirtualClock[None]) -> None:

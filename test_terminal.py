@@ -1,8 +1,9 @@
 """What is printed where: answers on stdout, progress and complaints on stderr, none of it able to do harm."""
 
-import asyncio
+import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -150,19 +151,34 @@ class Terminal(io.StringIO):
         return True
 
 
-async def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
+def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
     stream = Terminal()
-    progress = Progress(stream, asyncio.get_running_loop())
+    progress = Progress(stream)
     progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt(bound_s=3.0)}))
-    assert stream.getvalue() == "\rfetch_job_log(815), at most 3.0 s: 0 s\x1b[K"
-    progress.clear()
+    progress.close()
+    assert stream.getvalue().startswith("\r0 s fetch_job_log(815), at most 3.0 s\x1b[K")
     assert stream.getvalue().endswith("\r\x1b[K")
     assert "\n" not in stream.getvalue()
 
 
-async def test_a_watcher_that_has_gone_does_not_stop_the_run() -> None:
+def test_a_watcher_that_has_gone_does_not_stop_the_run() -> None:
     stream = Terminal()
-    progress = Progress(stream, asyncio.get_running_loop())
+    progress = Progress(stream)
     stream.close()
     progress(Event(kind="model_call_started", elapsed_s=0.0, facts={"call": 1}))
-    progress.clear()
+    progress.close()
+
+
+@pytest.mark.slow
+def test_a_stderr_that_no_one_reads_holds_neither_the_run_nor_its_end() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 4096)
+    os.set_blocking(writer, True)
+    command = [sys.executable, "graph.py", "--model", "offline", QUESTION]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=writer, text=True, timeout=30)
+    os.close(reader)
+    os.close(writer)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "outcome: answered")

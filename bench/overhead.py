@@ -24,10 +24,11 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
 from bounded.calls import GRACE_S
+from bounded.limits import Limits
 from bounded.outcomes import CallOutcome, Outcome
 from bounded.timeouts import ToolTimeouts
 from ci import LocalCi
-from graph import SYSTEM, Limits, State, ask, build_graph
+from graph import SYSTEM, State, ask, build_graph
 from models.offline import OfflineTriage
 from models.scripted import ScriptedModel
 from sources.jobs import ci_tools

@@ -39,6 +39,7 @@ class Cut(Enum):
 
     DEADLINE = "deadline"
     INTERRUPT = "interrupt"
+    CANCELLED = "cancelled"  # by the caller, to whom the cancellation goes on
 
 
 class BodyFailed(Exception):
@@ -110,6 +111,8 @@ async def bounded_call(
     except asyncio.CancelledError:
         await _stop(call, task, INNER_GRACE_S, on_late)
         raise
+    if not task.done() and deadline is not None and call.settled_at is not None and call.settled_at <= deadline:
+        await asyncio.wait({task}, timeout=GRACE_S)  # it settled in time, and a blocked loop had no turn for it yet
     if task.done() and (deadline is None or call.settled_at is None or call.settled_at <= deadline):
         call.ending = Ending.SETTLED
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -134,7 +137,7 @@ async def guarded(body: Callable[[], Awaitable[T]]) -> T:
     try:
         value = await body()
     except asyncio.CancelledError as exc:
-        if _asked_to_stop():
+        if asked_to_stop():
             raise
         call.failure = exc
         raise BodyFailed from exc
@@ -145,6 +148,12 @@ async def guarded(body: Callable[[], Awaitable[T]]) -> T:
         if call.worker is None:  # a thread takes its own time
             call.settled_at = now()
     return value
+
+
+def asked_to_stop() -> bool:
+    """Whether someone cancelled the current task; a CancelledError without that is the failure of whoever raised it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
@@ -189,8 +198,16 @@ def check_workers() -> None:
         raise WorkersExhausted(f"{len(_abandoned)} earlier sync calls outlived their bounds and are still running")
 
 
-async def until_cut(work: Coroutine[Any, Any, T], interrupt: asyncio.Event | None = None) -> T | Cut:
+async def until_cut(
+    work: Coroutine[Any, Any, T],
+    interrupt: asyncio.Event | None = None,
+    *,
+    on_cut: Callable[[Cut], None] = lambda cut: None,
+) -> T | Cut:
     """Run `work` until it ends, the nearest deadline passes or `interrupt` is set; be back within `GRACE_S` after.
+
+    Args:
+        on_cut: called before `work` is asked to stop, so that nothing which it does from there on counts.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` was asked to stop and given the grace.
@@ -199,21 +216,25 @@ async def until_cut(work: Coroutine[Any, Any, T], interrupt: asyncio.Event | Non
     left = time_left()
     if left == 0:
         work.close()
+        on_cut(Cut.DEADLINE)
         return Cut.DEADLINE
     task = asyncio.create_task(work)
     alarm = asyncio.create_task(interrupt.wait()) if interrupt is not None else None
+    cut = Cut.CANCELLED
     try:
         await asyncio.wait({task, alarm} if alarm else {task}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        cut = Cut.INTERRUPT if interrupt is not None and interrupt.is_set() else Cut.DEADLINE
     finally:
         if alarm is not None:
             alarm.cancel()
         if not task.done():
+            on_cut(cut)
             task.cancel()
             task.add_done_callback(_drain)
             await asyncio.wait({task}, timeout=GRACE_S)
-    return Cut.INTERRUPT if interrupt is not None and interrupt.is_set() else Cut.DEADLINE
+    return cut
 
 
 async def _stop(call: Call, task: asyncio.Task[Any], grace_s: float, on_late: OnLate) -> None:
@@ -233,11 +254,6 @@ async def _stop(call: Call, task: asyncio.Task[Any], grace_s: float, on_late: On
         task.add_done_callback(_drain if worker else lambda ended: _hand_over(ended, on_late))
         if worker is not None:
             worker.settled.add_done_callback(lambda ended: _hand_over_settled(ended.result(), on_late))
-
-
-def _asked_to_stop() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _hand_over(ended: asyncio.Future[Any], on_late: OnLate) -> None:

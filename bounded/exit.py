@@ -1,9 +1,10 @@
 """How the process ends: by `os._exit`, once, whatever is stuck; signals, a watchdog, the status.
 
-A plain return from `main` would wait for every thread and for the loop's default executor, where a stuck name lookup
-lives. Four things end the process here: the main thread after its last line; a second Ctrl-C; a watchdog thread where
-the event loop is blocked; and behind it, where the interpreter lock itself is held, `faulthandler`, whose thread does
-not need it (then with status 1, which is faulthandler's own).
+A plain return from `main` would wait for every thread, for tasks that do not obey a cancellation and for the loop's
+default executor, where a stuck name lookup lives. What ends the process here: the main thread after its last line; a
+second Ctrl-C; a watchdog thread where the event loop is blocked; behind it, where the interpreter lock itself is held,
+`faulthandler`, whose thread does not need it (then with status 1, which is faulthandler's own); and behind all of
+these, where even writing is stuck, the kernel's alarm clock (SIGALRM).
 """
 
 import asyncio
@@ -14,17 +15,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bounded.calls import GRACE_S
 from bounded.outcomes import Outcome
+from bounded.text import clean
 
 # After the deadline and its grace the run still has to say its last words.
 WATCHDOG_SLACK_S = 0.25
 FAULTHANDLER_AFTER_S = 1.0
+ALARM_AFTER_S = 2.0
+# A pager may be paused and a terminal stopped, but not for ever.
+READER_S = 60.0
 
+_LONGEST_ALARM_S = 1e8
 _ending = threading.Lock()
 
 
@@ -32,10 +39,11 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
     """Say `last_words`, flush, and end the process at once. Whoever comes second waits here for the end.
 
     Output that can no longer be written (a closed pipe, a full disk) does not keep the process; only the disk is worth
-    a word.
+    a word. A reader that does not read keeps it for `READER_S` seconds at the most.
     """
     _ending.acquire()
-    faulthandler.cancel_dump_traceback_later()  # from here on only a slow reader can take time, and a person may wait
+    faulthandler.cancel_dump_traceback_later()
+    _set_alarm(READER_S)
     try:
         if last_words is not None:
             last_words()
@@ -55,6 +63,26 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
         os._exit(status)
 
 
+def run_to_exit(work: Coroutine[Any, Any, NoReturn], secrets: frozenset[str] = frozenset()) -> NoReturn:
+    """Run `work`, which ends the process, on a loop of its own; what leaves it nevertheless ends the process as well.
+
+    Not `asyncio.run`: after an exception that would wait for every task that does not obey its cancellation. A
+    SystemExit or KeyboardInterrupt in a task that someone else started leaves the loop past every handler in it.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(work)
+    except BaseException:
+        bug = clean(traceback.format_exc(), secrets)
+
+        def report() -> None:
+            sys.stderr.write(f"{bug}graph.py: ended by the bug above\n")
+
+        end_process(1, report)
+    raise AssertionError("unreachable: the process has ended")
+
+
 def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
     """End the process soon after `deadline_s`, in seconds from now, if by then nothing else has.
 
@@ -66,11 +94,21 @@ def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
         time.sleep(patience)
         if _ending.locked():
             return
+        end_process(Outcome.DEADLINE.exit_status, last_words_and_stacks)
+
+    def last_words_and_stacks() -> None:
+        last_words()
+        sys.stdout.flush()  # before the stacks: writing those may block as well, with the interpreter lock held
         faulthandler.dump_traceback(all_threads=True)
-        end_process(Outcome.DEADLINE.exit_status, last_words)
 
     faulthandler.dump_traceback_later(patience + FAULTHANDLER_AFTER_S, exit=True)
+    _set_alarm(patience + ALARM_AFTER_S)
     threading.Thread(target=bite, name="watchdog", daemon=True).start()
+
+
+def _set_alarm(seconds: float) -> None:
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_ALARM_S))
 
 
 def on_interrupt(interrupt: asyncio.Event) -> None:
@@ -84,6 +122,8 @@ def on_interrupt(interrupt: asyncio.Event) -> None:
     def handle(_signal: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
         if interrupted:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), b"\n")  # off the live line
             os._exit(Outcome.INTERRUPTED.exit_status)
         interrupted = True
         loop.call_soon_threadsafe(interrupt.set)

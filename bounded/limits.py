@@ -1,22 +1,41 @@
-"""The limits of a run where no one sets others, and what no limit may be: 0, negative, NaN. `None` is unlimited."""
+"""What one run may take: the limits, and what they are where no one sets others. `None` is unlimited."""
 
-import math
+from dataclasses import dataclass, field
+
+from bounded.timeouts import ToolTimeouts, check_seconds
 
 MODEL_TIMEOUT_S = 60.0
 DEADLINE_S = 120.0
 MAX_STEPS = 12
 
 
-def check_seconds(name: str, value: float | None) -> None:
-    """Refuse what is no length of time, by the name that the user knows it by.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one run may take. None is unlimited.
+
+    Attributes:
+        token_budget: tokens known to be spent at which no further call starts; one call may overshoot it.
+        model_timeout_s: seconds one model call may take.
+        max_steps: model calls.
+        tool_timeouts: the one policy for tool calls.
 
     Raises:
-        ValueError: `value` is no number, NaN, infinite, 0 or negative.
+        ValueError: a value is no number, 0, negative, NaN or infinite; the message names it.
     """
-    if value is None:
-        return
-    if type(value) not in (int, float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a number of seconds above 0 (or None for unlimited), not {value!r}")
+
+    token_budget: int | None = None
+    model_timeout_s: float | None = MODEL_TIMEOUT_S
+    max_steps: int = MAX_STEPS
+    tool_timeouts: ToolTimeouts = field(default_factory=ToolTimeouts)
+
+    def __post_init__(self) -> None:
+        check_count("token_budget", self.token_budget)
+        check_seconds("model_timeout_s", self.model_timeout_s)
+        if self.max_steps is None:
+            raise ValueError("max_steps must be a whole number above 0, not None")
+        check_count("max_steps", self.max_steps)
+        if not isinstance(self.tool_timeouts, ToolTimeouts):
+            raise TypeError(f"tool_timeouts must be a ToolTimeouts, not {self.tool_timeouts!r}")
 
 
 def check_count(name: str, value: int | None) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bounded.outcomes import CallOutcome, SourceGap
+from bounded.text import safe_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Receipt:
     """One requested tool call. A field that does not apply is None here and absent from `as_dict`.
 
     Attributes:
-        call_id: as the model gave it; None where it gave none.
+        call_id: as the model gave it, escaped and short; None where it gave none.
         turn, index: the reply that asked for it, from 1, and its place in that reply, from 0.
         args: masked and capped, for reading only.
         bound_s, bound_source: what it really got in seconds, and which rule said so.
@@ -74,10 +75,10 @@ class Receipts:
         self._places: dict[tuple[int, str], int] = {}
 
     def request(self, *, turn: int, call_id: object, tool: str, args: Mapping[str, object]) -> Receipt:
-        """Enter the next call of a turn. It is withheld until its turn comes."""
+        """Enter the next call of a turn, by the id that the model gave it. It is withheld until its turn comes."""
         receipts = self._turns.setdefault(turn, [])
         receipt = Receipt(
-            call_id=call_id if isinstance(call_id, str) else None,
+            call_id=safe_name(call_id) if isinstance(call_id, str) else None,
             turn=turn,
             index=len(receipts),
             tool=tool,
@@ -86,8 +87,8 @@ class Receipts:
             reason="the run ended before its turn",
         )
         receipts.append(receipt)
-        if receipt.call_id is not None:
-            self._places[turn, receipt.call_id] = receipt.index
+        if isinstance(call_id, str):
+            self._places[turn, call_id] = receipt.index
         return receipt
 
     def find(self, turn: int, call_id: str) -> Receipt | None:

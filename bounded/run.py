@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from bounded.deadlines import now
 from bounded.outcomes import Outcome
 from bounded.receipts import Anchor, Receipt, Receipts
-from bounded.text import cap, clean
+from bounded.text import clean, fit
 from bounded.usage import Usage, UsageLedger
 
 MAX_REASON = 600
@@ -60,15 +60,15 @@ class Run:
     Attributes:
         model: the model's name, for the record.
         secrets: values that no text may show.
-        observe: called with every event, in order; it must return at once. On the loop's thread, but for the last
-            events of a run whose loop is blocked.
+        observe: called with every event, in order; it must return at once and not raise. On the loop's thread, but for
+            the last events of a run whose loop is blocked.
         model_calls: attempts, which is not to say inferences.
         outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
         text: the model's last text, cleaned.
     """
 
     model: str = ""
-    secrets: frozenset[str] = frozenset()
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)
     observe: Observer | None = None
     anchor: Anchor = field(default_factory=lambda: Anchor(wall=datetime.now(UTC), monotonic=now()), init=False)
     usage: UsageLedger = field(default_factory=UsageLedger, init=False)
@@ -131,7 +131,7 @@ class Run:
         """Say how the run ended. Whoever says so first has the last word."""
         if self.outcome is None:
             self.outcome = outcome
-            self.reason = None if reason is None else cap(" ".join(clean(reason, self.secrets).split()), MAX_REASON)
+            self.reason = None if reason is None else " ".join(fit(reason, MAX_REASON, self.secrets).split())
             self.emit("run_ended", outcome=outcome)
 
     def answer(self) -> Answer:

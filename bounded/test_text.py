@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bounded.text import MASK, cap, clean, digest, mask, safe_arguments, safe_name, secret_values
+from bounded.text import MASK, cap, clean, digest, fit, mask, safe_arguments, safe_name, secret_values
 
 ESC = "\x1b"
 
@@ -39,6 +39,9 @@ ESC = "\x1b"
         "\u202e",
         "\u2066",
         "\ufeff",
+        "\u200b",
+        "\u061c",
+        "\U000e0041",
     ],
 )
 def test_terminal_control_is_stripped_and_the_text_around_it_stays(sequence: str) -> None:
@@ -105,6 +108,11 @@ def test_the_key_shapes_of_known_issuers_are_masked(secret: str) -> None:
     [
         ("https://ci:hunter2hunter2@host/x", f"https://ci:{MASK}@host/x"),
         ("Authorization: Bearer abcdef0123456789", f"Authorization: Bearer {MASK}"),
+        ("https://ci:p4ssw@rd@host/x", f"https://ci:{MASK}@host/x"),
+        ("https://abcdef0123456789@host/x", f"https://{MASK}@host/x"),
+        ("Authorization: token abcdef0123456789", f"Authorization: token {MASK}"),
+        ("Set-Cookie: session=abc; path=/\nnext", f"Set-Cookie: {MASK}\nnext"),
+        ("AccountKey=abcdef0123456789", f"AccountKey={MASK}"),
         ("GET /v1/x?key=fakefakefake&alt=json", f"GET /v1/x?key={MASK}&alt=json"),
         ("api_key = 'fakefakefake'", f"api_key = '{MASK}'"),
         ("DB_PASSWORD=fakefakefake", f"DB_PASSWORD={MASK}"),
@@ -141,7 +149,41 @@ def test_an_environment_names_its_own_secrets() -> None:
         "HOME": "/home/someone",
         "KEYBOARD": "us-international",
     }
-    assert secret_values(environment) == {"fake-key-0123", "fake-token-0123", "fake+key/0123", "fake%2Bkey%2F0123"}
+    assert secret_values(environment) == {
+        *("fake-key-0123", "fake-token-0123", "fake+key/0123", "fake%2Bkey%2F0123", "fake%2Bkey/0123"),
+        *("ZmFrZS1rZXktMDEyMw==", "ZmFrZS10b2tlbi0wMTIz", "ZmFrZStrZXkvMDEyMw=="),
+    }
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        r"""fake \"pass\"\\word\u00e9""",
+        'fake "pass"\\\\word\xe9',
+        "fake+%22pass%22%5Cword%C3%A9",
+        "fake%20%22pass%22%5Cword%C3%A9",
+        "ZmFrZSAicGFzcyJcd29yZMOp",
+    ],
+)
+def test_a_secret_is_masked_in_the_forms_that_others_give_it(form: str) -> None:
+    assert clean(f"< {form} >", secret_values({"DB_PASSWORD": 'fake "pass"\\word\xe9'})) == f"< {MASK} >"
+
+
+def test_an_environment_that_is_not_utf8_and_secrets_of_many_lines_are_taken() -> None:
+    assert clean("p4ss-w\ufffdrd!", secret_values({"DB_PASSWORD": "p4ss-w\udce9rd!"})) == MASK
+    key = "first-line-0123\r\nsecond-line-0123\n"
+    assert clean("x second-line-0123 y", secret_values({"SIGNING_KEY": key})) == f"x {MASK} y"
+
+
+def test_far_over_the_limit_only_the_ends_are_cleaned_and_no_half_secret_is_left() -> None:
+    secret = "fake-secret-0123"
+    for place in range(180, 202):
+        fitted = fit(f"{'a ' * (place // 2)}{secret} {'b ' * 5_000}", 100, {secret})
+        assert "fake" not in fitted
+        assert "secret" not in fitted
+    fitted = fit("\x1b[0m" * 1_000_000 + " at the end", 100)
+    assert fitted.endswith(" at the end")
+    assert "of 4,000,011 characters cut here" in fitted
 
 
 def test_a_cap_keeps_the_beginning_and_more_of_the_end_and_says_what_it_cut() -> None:

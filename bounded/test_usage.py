@@ -15,7 +15,7 @@ KNOWN = [
     # A provider may count thinking or tool-use prompts apart from both parts.
     ({"input_tokens": 40, "output_tokens": 6, "total_tokens": 390}, 390),
     ({"total_tokens": 7}, 7),
-    ({"total_tokens": 10**30}, 10**30),
+    ({"total_tokens": 2**63 - 1}, 2**63 - 1),
     ({"input_tokens": "40", "output_tokens": 6, "total_tokens": 9}, 9),
 ]
 UNKNOWN: list[object] = [
@@ -40,6 +40,8 @@ UNKNOWN: list[object] = [
     {"total_tokens": math.nan},
     {"total_tokens": math.inf},
     {"total_tokens": Decimal(7)},
+    {"total_tokens": 2**63},
+    {"total_tokens": 10**5_000},
     {"input_tokens": 3, "output_tokens": 4},
     # What langchain-google-genai makes of a wire without a total.
     {"input_tokens": 224, "output_tokens": 179, "total_tokens": 0},
@@ -73,6 +75,9 @@ def test_only_whole_judged_usage_is_stored_with_a_message() -> None:
         assert judge(counts | {"input_token_details": odd}).storable() == counts
     plain = counts | {"input_token_details": {"cache_read": 1}}
     assert judge(plain).storable() is plain
+    odd_key: dict[object, object] = {7: 8}
+    odd_key.update(plain)
+    assert judge(odd_key).storable() == counts
     assert judge({"total_tokens": True}).storable() is None
 
 

@@ -1,11 +1,13 @@
 """Untrusted text made safe before a model, a receipt or a terminal sees it: control sequences, secrets, size."""
 
 import hashlib
+import json
 import math
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 MASK = "[masked]"
 MAX_NAME = 64
@@ -13,6 +15,8 @@ MAX_ARGUMENT = 500
 MAX_ARGUMENTS = 4_000
 _MAX_DEPTH = 8
 _CUT = "[cut]"
+_RAW_FACTOR = 4
+_MAX_SECRET = 1_000
 # Shorter values are too likely to be a word of the text itself.
 _MIN_SECRET = 8
 
@@ -20,12 +24,15 @@ _MIN_SECRET = 8
 # A string sequence that never ends loses its introducer only. Every class excludes what starts a sequence, so that no
 # input is scanned twice.
 _SEQUENCE = re.compile(
-    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\n\x07\x1b\x80-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]"
 )
-# What is left of C0 and C1 but tab and newline, and the bidirectional overrides that show a text other than it is.
-_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+# What is left of C0 and C1 but tab and newline, and what shows a text other than it is: bidirectional controls, and
+# characters without a glyph (but the joiners, which some scripts and emoji need).
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
+)
 _BREAK = re.compile(r"\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _PLAIN = re.compile(r"[\t\n -~]*")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -49,13 +56,21 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
             r"(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
         ),
     ),
-    (("@",), re.compile(r"(?P<keep>://[^\s/:@]{0,200}:)[^\s/@]{1,500}(?=@)")),
-    (("bearer", "basic"), re.compile(r"(?P<keep>\b(?:bearer|basic)\s{1,3})[0-9A-Z._~+/=-]{8,}", re.I | re.A)),
+    (("@",), re.compile(r"(?P<keep>://(?:[^\s/:@]{0,200}:)?)[^\s/]{1,500}(?=@)")),
     (
-        ("key", "secret", "passw", "token"),
+        ("bearer", "basic", "authorization"),
         re.compile(
-            r"(?P<keep>(?:api[_-]?key|secret|passw(?:or)?d|token|access[_-]?key)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
-            r"[^\s\"'&,;]{8,}",
+            r"(?P<keep>\b(?:bearer|basic)\s{1,3}|\bauthorization[\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:\w{1,20}\s{1,3})?)"
+            r"[0-9A-Z._~+/=-]{8,}",
+            re.I | re.A,
+        ),
+    ),
+    (("cookie:",), re.compile(r"(?P<keep>\bcookie:\s{0,3})[^\n]+", re.I | re.A)),
+    (
+        ("key", "secret", "passw", "passphrase", "token"),
+        re.compile(
+            r"(?P<keep>(?:api[_-]?key|secret|passw(?:or)?d|passphrase|token|(?:access|account)[_-]?key)[\"']?"
+            r"\s{0,3}[=:]\s{0,3}[\"']?)[^\s\"'&,;]{8,}",
             re.I | re.A,
         ),
     ),
@@ -70,16 +85,23 @@ _SECRET_NAME = re.compile(
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
-    """The values that an environment itself calls secret, by their variables' names, as they are and as URLs hold them.
+    """The values that an environment itself calls secret, by their variables' names, in every form that is likely.
 
-    Our own settings (`REVIEW_TOKEN_BUDGET`) hold none.
+    As they are, as `clean` leaves them, line by line, and as URLs, JSON, a `repr` and base64 hold them. Our own
+    settings (`REVIEW_TOKEN_BUDGET`) hold none.
     """
     values = {
         value
         for name, value in environment.items()
         if _SECRET_NAME.search(name) and not name.startswith("REVIEW_") and len(value) >= _MIN_SECRET
     }
-    return frozenset(values | {quote(value, safe="") for value in values})
+    forms: set[str] = set()
+    for value in values:
+        raw = value.encode("utf-8", "surrogateescape")
+        forms |= {value, value.strip(), *clean(value).splitlines(), ascii(value)[1:-1], repr(value)[1:-1]}
+        forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], b64encode(raw).decode()}
+        forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
+    return frozenset(form for form in forms if len(form) >= _MIN_SECRET)
 
 
 def clean(text: str, secrets: Iterable[str] = ()) -> str:
@@ -110,16 +132,43 @@ def _masked(found: re.Match[str]) -> str:
     return found.groupdict().get("keep", "") + MASK
 
 
+def fit(text: str, limit: int, secrets: Iterable[str] = ()) -> str:
+    """`text` cleaned, masked, and then cut to about `limit` characters: what any untrusted text goes through.
+
+    In this order: half a secret at a cut would be one that no mask knows. Only far over the limit the middle goes
+    first, since cleaning takes time in proportion, and there the cuts keep away from what has no white space in it.
+    """
+    if len(text) <= _RAW_FACTOR * limit:
+        return cap(clean(text, secrets), limit)
+    edge = _RAW_FACTOR * limit // 2
+    head, tail = text[:edge], text[-edge:]
+    head = head[: max(head.rfind(" "), head.rfind("\n"), edge - _MAX_SECRET) + 1]
+    tail = tail[min(place for place in (tail.find(" "), tail.find("\n"), _MAX_SECRET) if place >= 0) :]
+    head, tail = clean(head, secrets)[: limit // 4], clean(tail, secrets)[-(limit - limit // 4) :]
+    return f"{head}\n{_note(len(text) - len(head) - len(tail), len(text))}\n{tail}"
+
+
 def cap(text: str, limit: int) -> str:
-    """`text` in about `limit` characters: its first quarter and its end, and between them what was cut.
+    """Clean `text` in about `limit` characters: its first quarter and its end, and between them what was cut.
 
     The end weighs more since a log's cause stands nearer to it; the note says how much is missing.
     """
     if len(text) <= limit:
         return text
     head = limit // 4
-    tail = limit - head
-    return f"{text[:head]}\n[... {len(text) - limit:,} of {len(text):,} characters cut here ...]\n{text[-tail:]}"
+    return f"{text[:head]}\n{_note(len(text) - limit, len(text))}\n{text[head - limit :]}"
+
+
+def said_by(error: BaseException) -> str:
+    """What an exception says. Its `__str__` is foreign code, and may raise as well."""
+    try:
+        return str(error)
+    except Exception as exc:
+        return f"an error that cannot be shown ({safe_name(type(exc).__name__)})"
+
+
+def _note(cut: int, total: int) -> str:
+    return f"[... {cut:,} of {total:,} characters cut here ...]"
 
 
 def safe_name(name: object, secrets: Iterable[str] = ()) -> str:
@@ -160,7 +209,7 @@ def safe_arguments(args: Mapping[str, object], secrets: Iterable[str] = ()) -> d
             return [safe(item, depth + 1) for item in value[: MAX_ARGUMENTS // 8]]
         if not isinstance(value, str):
             return {"repr": cap(ascii(value), MAX_NAME)}
-        shown = cap(clean(value, secrets), MAX_ARGUMENT)
+        shown = fit(value, MAX_ARGUMENT, secrets)
         left -= len(shown)
         return shown if left >= 0 else _CUT
 

@@ -1,9 +1,8 @@
 """How long one tool call may take: an argument of the call, per tool, per tool set, default; one ceiling. Pure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from bounded.limits import check_seconds
 
 DEFAULT_S = 10.0
 CEILING_S = 600.0
@@ -65,3 +64,15 @@ class ToolTimeouts:
         if tool in (brought := self.per_set.get(tool_set, {})):
             return Bound(seconds=brought[tool], source="tool_set")
         return Bound(seconds=self.default_s, source="default")
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Refuse what is no length of time, by the name that the user knows it by.
+
+    Raises:
+        ValueError: `value` is no number, NaN, infinite, 0 or negative.
+    """
+    if value is None:
+        return
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a number of seconds above 0 (or None for unlimited), not {value!r}")

@@ -6,16 +6,17 @@ The graph that holds the node is run with a `Run` as LangGraph's `context`.
 """
 
 import asyncio
+import copy
 import functools
-import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from langchain_core.messages import ToolMessage
+from langchain_core.messages.tool import ToolOutputMixin
 from langchain_core.tools import BaseTool, StructuredTool, Tool
-from langgraph.errors import GraphBubbleUp
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError
 from langgraph.types import Command
@@ -25,7 +26,7 @@ from bounded.deadlines import now, time_left
 from bounded.outcomes import CallOutcome, SourceGap
 from bounded.receipts import Late, Receipt
 from bounded.run import Run
-from bounded.text import cap, clean, digest, safe_arguments, safe_name
+from bounded.text import digest, fit, safe_arguments, safe_name, said_by
 from bounded.timeouts import TIMEOUT_ARGUMENT, Bound, ToolTimeouts
 
 MAX_CALLS_PER_REPLY = 16
@@ -50,7 +51,7 @@ class ToolCallEnded(ToolInvocationError):
 
 def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool_set: str) -> ToolNode:
     """A native ToolNode, with its default error handling, over copies of the tools whose bodies run guarded."""
-    limiting = frozenset(tool.name for tool in tools if TIMEOUT_ARGUMENT in tool.args)
+    limiting = frozenset(tool.name for tool in tools if TIMEOUT_ARGUMENT in _arguments(tool))
     policy = replace(timeouts, self_limiting=timeouts.self_limiting | limiting)
 
     async def bounded_tool_call(request: ToolCallRequest, execute: Execute) -> Result:
@@ -84,7 +85,7 @@ def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
 
 def refuse(run: Run, receipt: Receipt, reason: str) -> str:
     """Record that the call's body never began, and return what the model is told of it."""
-    reason = cap(clean(reason, run.secrets), MAX_REASON)
+    reason = fit(reason, MAX_REASON, run.secrets)
     receipt = run.receipts.update(receipt, outcome=CallOutcome.REFUSED, reason=reason)
     run.emit("tool_call_ended", receipt=receipt)
     return reason
@@ -110,7 +111,16 @@ def refuse_unparsable(run: Run, calls: Sequence[Mapping[str, Any]], tools: Seque
 
 def accepted(tool: BaseTool) -> str:
     """What a tool takes, as its own schema says it: `pr: integer`."""
-    return ", ".join(f"{name}: {schema.get('type', 'any')}" for name, schema in tool.args.items()) or "no arguments"
+    kinds = {
+        name: schema.get("type") if isinstance(schema, dict) else None for name, schema in _arguments(tool).items()
+    }
+    return ", ".join(f"{name}: {kind or 'any'}" for name, kind in kinds.items()) or "no arguments"
+
+
+def _arguments(tool: BaseTool) -> Mapping[str, Any]:
+    if isinstance(tool.args_schema, dict):  # a JSON Schema, which may leave out what it has none of
+        return tool.args_schema.get("properties", {})  # type: ignore[no-any-return]
+    return tool.args
 
 
 async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, execute: Execute, bound: Bound) -> Result:
@@ -148,29 +158,32 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
 
 def _judge(
     run: Run, request: ToolCallRequest, call: Call, result: Result | None, bound: Bound
-) -> tuple[ToolMessage | Exception, Changes]:
+) -> tuple[ToolMessage | ToolCallEnded, Changes]:
     """What the model is told, and what the receipt says: from how the call ended, never from reading its text."""
     name = safe_name(request.tool_call["name"], run.secrets)
     if not call.began:
-        fault = call.failure or (result.text if isinstance(result, ToolMessage) else "its time was up before it began")
-        reason = cap(" ".join(clean(str(fault), run.secrets).split()), MAX_REASON)
+        fault = "its time was up before it began" if call.failure is None else said_by(call.failure)
+        if isinstance(result, ToolMessage):  # ToolNode's own words about the arguments
+            fault = result.text
+        reason = " ".join(fit(fault, MAX_REASON, run.secrets).split())
         accepts = f" {name} accepts: {accepted(request.tool)}." if request.tool is not None else ""
         told = ToolCallEnded(f"{name} was not run: {reason}{accepts}")
         return told, {**_NEVER_BEGAN, "outcome": CallOutcome.REFUSED, "reason": reason}
     if call.ending is not Ending.SETTLED:
         text = _timeout_text(name, bound, call)
         return ToolCallEnded(text), {"source_gap": _gap(call), "reason": text}
-    if isinstance(call.failure, GraphBubbleUp):  # LangGraph's own interrupt(): the call is made again on resuming
-        return call.failure, {**_NEVER_BEGAN, "outcome": CallOutcome.WITHHELD, "reason": "the tool paused the run"}
     if call.failure is not None or not isinstance(result, ToolMessage):
         failure = call.failure or TypeError(f"a tool returns text, not {type(result).__name__}")
-        reason = cap(clean(f"{type(failure).__name__}: {failure}", run.secrets), MAX_REASON)
-        changes = {"source_gap": None, "error_type": type(failure).__name__, "reason": reason}
-        return ToolCallEnded(f"{name} failed: {reason}"), changes
-    text = cap(clean(result.text, run.secrets), MAX_TOOL_TEXT)
+        kind = safe_name(type(failure).__name__, run.secrets)
+        reason = fit(f"{kind}: {said_by(failure)}", MAX_REASON, run.secrets)
+        return ToolCallEnded(f"{name} failed: {reason}"), {"source_gap": None, "error_type": kind, "reason": reason}
+    text = fit(result.text, MAX_TOOL_TEXT, run.secrets)
     credit = {"text_sha256": digest(text), "text_chars": len(text)}
-    message = result if result.content == text else result.model_copy(update={"content": text})
-    return message, {"outcome": CallOutcome.EXECUTED, "source_gap": None, "reason": None, **credit}
+    identity = request.tool_call["id"]
+    if (result.content, result.name, result.tool_call_id) != (text, name, identity):
+        kept = {"status": result.status, "artifact": result.artifact}
+        result = ToolMessage(text, name=name, tool_call_id=identity, **kept)
+    return result, {"outcome": CallOutcome.EXECUTED, "source_gap": None, "reason": None, **credit}
 
 
 def _timeout_text(name: str, bound: Bound, call: Call) -> str:
@@ -192,9 +205,9 @@ def _gap(call: Call) -> SourceGap:
 def _record_late(run: Run, receipt: Receipt, settled: object) -> None:
     value = settled.text if isinstance(settled, ToolMessage) else settled
     if isinstance(value, BaseException):
-        late = Late(at=run.wall_time(), error_type=type(value).__name__)
+        late = Late(at=run.wall_time(), error_type=safe_name(type(value).__name__, run.secrets))
     elif isinstance(value, str):
-        text = clean(value, run.secrets)
+        text = fit(value, MAX_TOOL_TEXT, run.secrets)
         late = Late(at=run.wall_time(), chars=len(text), text_sha256=digest(text))
     else:
         late = Late(at=run.wall_time())
@@ -202,25 +215,40 @@ def _record_late(run: Run, receipt: Receipt, settled: object) -> None:
 
 
 def _prepare(tool: BaseTool) -> BaseTool:
-    plain = type(tool) in (StructuredTool, Tool)
-    coroutine = getattr(tool, "coroutine", None) if plain else tool._arun if _overrides_arun(tool) else None
-    body = coroutine or (getattr(tool, "func", None) if plain else tool._run)
-    if body is None:
-        raise TypeError(f"the tool {tool.name} has no body")
+    """A copy of the tool, of a class of its own in which the body runs guarded."""
+    cls = type(tool)
+    # Of the two generic classes the function decides whether there is an async body, elsewhere the class does.
+    generic = cls._arun in (StructuredTool._arun, Tool._arun)
+    is_async = tool.coroutine is not None if generic else cls._arun is not BaseTool._arun  # type: ignore[attr-defined]
+    body = cls._arun if is_async else cls._run
 
-    @functools.wraps(body)
-    async def run(*args: Any, **kwargs: Any) -> Any:
-        if coroutine is not None or inspect.iscoroutinefunction(body):
-            return await guarded(lambda: body(*args, **kwargs))
+    async def settle(*args: Any, **kwargs: Any) -> Any:
+        return _text(await body(*args, **kwargs))
+
+    def settle_sync(*args: Any, **kwargs: Any) -> Any:
+        return _text(body(*args, **kwargs))
+
+    @functools.wraps(body)  # langchain-core reads from the signature what to inject
+    async def guarded_arun(*args: Any, **kwargs: Any) -> Any:
+        if is_async:
+            return await guarded(lambda: settle(*args, **kwargs))
         check_workers()  # before the body: what it refuses never began
-        return await guarded(lambda: in_daemon_thread(lambda: body(*args, **kwargs)))
+        if manager := kwargs.get("run_manager"):
+            kwargs["run_manager"] = manager.get_sync()
+        return await guarded(lambda: in_daemon_thread(lambda: settle_sync(*args, **kwargs)))
 
-    if plain:
-        return tool.model_copy(update={"func": None, "coroutine": run})
-    same = ("name", "description", "return_direct", "response_format", "tags", "metadata")
-    fields = {field: getattr(tool, field) for field in same}
-    return StructuredTool(args_schema=tool.args_schema or tool.get_input_schema(), coroutine=run, **fields)
+    # The generic classes' own `ainvoke` would take a sync function to the default executor.
+    ours = {"_arun": guarded_arun, "ainvoke": BaseTool.ainvoke if generic else cls.ainvoke}
+    prepared = copy.copy(tool)
+    object.__setattr__(prepared, "__class__", type(cls.__name__, (cls,), ours))
+    return prepared
 
 
-def _overrides_arun(tool: BaseTool) -> bool:
-    return type(tool)._arun is not BaseTool._arun
+def _text(value: Any) -> Any:
+    """What langchain-core would make of a value later, made while the call's clock runs: `__str__` may be slow."""
+    if value is None or isinstance(value, str | list | tuple | ToolOutputMixin):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return str(value)

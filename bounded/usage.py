@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# The largest integer that a checkpointer's serializer takes; no provider has ever counted so far.
+MAX_COUNT = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -30,7 +33,7 @@ class Usage:
         if self.total is None or self.input is None or self.output is None or not isinstance(self.raw, dict):
             return None
         counts = {"input_tokens": self.input, "output_tokens": self.output, "total_tokens": self.total}
-        return self.raw if all(_plain(value) for value in self.raw.values()) else counts
+        return self.raw if all(type(key) is str and _plain(value) for key, value in self.raw.items()) else counts
 
 
 def judge(raw: object) -> Usage:
@@ -41,7 +44,8 @@ def judge(raw: object) -> Usage:
     input, is not: langchain-google-genai 4.4 makes a total of 0 beside real parts when the wire had none.
     """
     if not isinstance(raw, Mapping) or not raw:
-        return Usage(total=None, input=None, output=None, fault="no usage was reported", raw=raw)
+        why = "no usage was reported" if raw is None or raw == {} else "the reported usage is malformed"
+        return Usage(total=None, input=None, output=None, fault=why, raw=raw)
     total, used, made = (_count(raw.get(key)) for key in ("total_tokens", "input_tokens", "output_tokens"))
     details = raw.get("input_token_details")
     cached = _count(details.get("cache_read")) if isinstance(details, Mapping) else None
@@ -87,4 +91,4 @@ def _plain(value: object) -> bool:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None

@@ -24,6 +24,22 @@ def build_model(name: str, *, model_timeout_s: float | None, environment: Mappin
         SetUpMissing: a key, a file or a setting is missing or wrong.
     """
     timeout_s = None if model_timeout_s is None else max(MIN_PROVIDER_TIMEOUT_S, model_timeout_s)
+    for form in ("offline", "scripted:FILE", "gemini-..."):
+        kind = form.partition(":")[0].rstrip("-.")
+        if name.lower().removeprefix("models/").startswith(kind) and not name.startswith(form.rstrip("FILE.")):
+            raise SetUpMissing(f"there is no model {name!a}; did you mean {form}?")
+    try:
+        return _build(name, timeout_s, environment)
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError) as exc:  # what a proxy's or a certificate's setting does to an HTTP client
+        raise SetUpMissing(
+            f"the client of {name} cannot be built ({type(exc).__name__}: {exc});"
+            " look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        ) from exc
+
+
+def _build(name: str, timeout_s: float | None, environment: Mapping[str, str]) -> "BaseChatModel":
     if name == "offline":
         from models.offline import OfflineTriage
 

@@ -4,11 +4,15 @@ Classes are named, not imported: an SDK is imported only where its model is buil
 classes have the same names, are what the SDKs stand on. What is in no row is "unexpected".
 """
 
+import asyncio
 import re
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
+
+from bounded.calls import asked_to_stop
+from bounded.text import said_by
 
 TOO_SLOW = "the provider did not answer in time"
 BAD_KEY = "the provider refused the key"
@@ -85,15 +89,19 @@ async def call_model(model: Runnable[Any, Any], messages: list[BaseMessage]) -> 
     """
     try:
         reply: AIMessage = await model.ainvoke(messages)
-    except Exception as exc:
+    except asyncio.CancelledError as exc:
+        if asked_to_stop():
+            raise
+        raise failed(exc) from exc
+    except BaseException as exc:
         raise failed(exc) from exc
     return reply
 
 
-def failed(exc: Exception) -> ModelFailed:
+def failed(exc: BaseException) -> ModelFailed:
     """The kind of a provider failure and a sentence about it; the text is not cleaned yet."""
     named = {f"{cls.__module__}.{cls.__qualname__}" for cls in type(exc).__mro__}
     named |= {re.sub(r"^httpx2?\.", "httpx*.", name) for name in named}
     named |= {f"{name}:{exc.status_code}" for name in named if hasattr(exc, "status_code")}
     kind, meaning = next((row[1:] for row in FAILURES if row[0] in named), _UNEXPECTED)
-    return ModelFailed(kind, f"{meaning} ({type(exc).__name__}: {exc})")
+    return ModelFailed(kind, f"{meaning} ({type(exc).__name__}: {said_by(exc)})")

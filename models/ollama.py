@@ -1,27 +1,46 @@
 """A model that an Ollama server holds, through langchain-ollama."""
 
 from collections.abc import Mapping
-
-from langchain_ollama import ChatOllama
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from models.factory import SetUpMissing
+
+if TYPE_CHECKING:
+    from langchain_ollama import ChatOllama
 
 DEFAULT_HOST = "http://127.0.0.1:11434"
 
 
-def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str, str]) -> ChatOllama:
+def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str, str]) -> "ChatOllama":
     """The model of that tag on the server that `OLLAMA_HOST` names, else on this machine; `timeout_s` is per read.
 
     `ChatOllama(timeout=...)` is silently ignored and its client waits for ever by default, so the client's own keyword
     is used. It bounds one read only: a server that drips bytes is for the model node's timeout.
 
     Raises:
-        SetUpMissing: `OLLAMA_HOST` is no address.
+        SetUpMissing: `OLLAMA_HOST` is not an address.
     """
     host = environment.get("OLLAMA_HOST", "").strip() or DEFAULT_HOST
+    if not _is_address(host):
+        raise SetUpMissing(f"OLLAMA_HOST is not an address; for example: OLLAMA_HOST={DEFAULT_HOST}")
+    from langchain_ollama import ChatOllama  # only now: the package underneath builds a client while it is imported
+
+    # No proxy of the environment and no redirect: the conversation goes to the named host and nowhere else.
+    client = {"timeout": timeout_s, "trust_env": False, "follow_redirects": False}
+    return ChatOllama(model=name, base_url=host, temperature=0, client_kwargs=client)
+
+
+def _is_address(host: str) -> bool:
     try:
-        # No proxy of the environment stands between: the conversation goes to the named host and nowhere else.
-        client = {"timeout": timeout_s, "trust_env": False}
-        return ChatOllama(model=name, base_url=host, temperature=0, client_kwargs=client)
-    except ValueError as exc:
-        raise SetUpMissing(f"OLLAMA_HOST is not an address; for example: OLLAMA_HOST={DEFAULT_HOST}") from exc
+        if not host.isprintable():
+            return False
+        parts = urlsplit(host if "://" in host else f"http://{host}")
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not set(host) & set(" \t")
+        )
+    except ValueError:
+        return False

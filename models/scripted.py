@@ -29,6 +29,7 @@ from models.factory import SetUpMissing
 _KEYS = frozenset(
     {"content", "tool_calls", "invalid_tool_calls", "usage_metadata", "response_metadata", "delay_s", "error"}
 )
+_CALL_KEYS = frozenset({"name", "args", "id", "error", "type"})
 
 
 class ScriptedFailure(Exception):
@@ -49,6 +50,8 @@ class ScriptedModel(BaseChatModel):
         Raises:
             SetUpMissing: the file cannot be read or is no list of replies; the message names the reply and the key.
         """
+        if not path:
+            raise SetUpMissing("scripted: needs a file, for example: scripted:replies.json")
         try:
             replies = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as exc:
@@ -77,7 +80,7 @@ class ScriptedModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         if self._next >= len(self.replies):
-            raise ScriptedFailure(f"{self.source} has {len(self.replies)} replies, and one more was asked for")
+            raise ScriptedFailure(f"{self.source} ran out: one reply more than its {len(self.replies)} was asked for")
         reply = self.replies[self._next]
         self._next += 1
         if delay := reply.get("delay_s"):
@@ -120,6 +123,11 @@ def _fault(reply: object) -> str | None:
         calls = reply.get(key, [])
         if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
             return f"{key} must be a list of objects"
+        for place, call in enumerate(calls, 1):
+            if missing := [field for field in ("name", "id") if field not in call]:
+                return f"{key}, call {place}: {missing[0]} is missing (it may be null)"
+            if unknown := sorted(set(call) - _CALL_KEYS):
+                return f"{key}, call {place}: unknown key {unknown[0]!r}"
     try:
         _message(reply)
     except ValidationError as exc:

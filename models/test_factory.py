@@ -48,7 +48,7 @@ def test_a_script_is_read_from_the_file_that_the_name_names(tmp_path: Path) -> N
     assert model.replies == [{"content": "Hello."}]
 
 
-@pytest.mark.parametrize("name", ["gemma4:e2b", "qwen3", "gemini", "offline:7b", "hf.co/some/model:Q4_K_M"])
+@pytest.mark.parametrize("name", ["gemma4:e2b", "qwen3", "offline:7b", "hf.co/some/model:Q4_K_M"])
 def test_anything_else_is_an_ollama_tag(name: str) -> None:
     model = build(name, KEY)
     assert isinstance(model, ChatOllama)

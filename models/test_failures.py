@@ -13,8 +13,9 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from pydantic import ValidationError
 
+from bounded.limits import Limits
 from bounded.outcomes import Outcome
-from graph import Limits, ask, build_graph
+from graph import ask, build_graph
 from models.conftest import FAKE_KEY, Ending, Loopback, Reply, as_json, point_gemini_at
 from models.factory import build_model
 from models.failures import FAILURES, ModelFailed, call_model, failed

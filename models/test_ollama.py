@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from bounded.limits import Limits
 from bounded.outcomes import CallOutcome, Outcome
 from bounded.usage import judge
 from ci import LocalCi
-from graph import Limits, ask, build_graph
+from graph import ask, build_graph
 from models.conftest import Loopback, Reply, as_json
 from models.factory import build_model
 from models.failures import ModelFailed, call_model

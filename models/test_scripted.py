@@ -42,7 +42,9 @@ async def test_replies_come_in_order_and_a_list_that_runs_out_is_a_clear_failure
     model = script(tmp_path, [{"content": "one"}, {"content": "two"}])
     assert [(await call_model(model, QUESTION)).text for _ in range(2)] == ["one", "two"]
     for _ in range(2):
-        with pytest.raises(ModelFailed, match=r"script\.json has 2 replies, and one more was asked for") as failed:
+        with pytest.raises(
+            ModelFailed, match=r"script\.json ran out"
+        ) as failed:
             await call_model(model, QUESTION)
         assert failed.value.kind == "scripted"
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from langchain_core.tools import BaseTool, StructuredTool
 
-from bounded.text import cap, clean, digest
+from bounded.text import clean, digest, fit
 
 TOOL_SET = "ci"
 MAX_LOG = 12_000
@@ -72,7 +72,6 @@ def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> lis
     """
 
     async def list_ci_jobs(pr: int) -> str:
-        """List the CI jobs of a pull request, each with its id, its state and its name."""
         jobs = await source.jobs(pr)
         lines = [f"- job {job.job_id}: {job.state}, {_one_line(job.name)}" for job in jobs[:MAX_JOBS]]
         if len(jobs) > MAX_JOBS:
@@ -81,10 +80,15 @@ def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> lis
         return "\n".join([f"Pull request {pr} has {count}", *lines])
 
     async def fetch_job_log(job_id: int) -> str:
-        """Fetch the log of one CI job by its id."""
-        return _as_data(job_id, cap(clean(await source.log(job_id), secrets), MAX_LOG))
+        return _as_data(job_id, fit(await source.log(job_id), MAX_LOG, secrets))
 
-    return [StructuredTool.from_function(coroutine=list_ci_jobs), StructuredTool.from_function(coroutine=fetch_job_log)]
+    return [
+        StructuredTool.from_function(
+            coroutine=list_ci_jobs,
+            description="List the CI jobs of a pull request, each with its id, its state and its name.",
+        ),
+        StructuredTool.from_function(coroutine=fetch_job_log, description="Fetch the log of one CI job by its id."),
+    ]
 
 
 def _one_line(name: str) -> str:
