@@ -255,7 +255,6 @@ def main() -> NoReturn:
     """The command line; ends the process."""
     import os
 
-    from bounded.text import secret_values
     from command_line import UsageError, parse
     from models.factory import SetUpMissing
     from terminal import complain, steady_streams
@@ -265,6 +264,8 @@ def main() -> NoReturn:
         os.environ.pop(name, None)
     try:
         options = parse(sys.argv[1:], os.environ)
+        from bounded.text import secret_values
+
         secrets = secret_values(os.environ)
         work = _work(options, os.environ, secrets)
     except (UsageError, SetUpMissing) as exc:

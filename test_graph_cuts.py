@@ -9,11 +9,12 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from bounded.deadlines import deadline_scope
+from bounded.limits import Limits
 from bounded.outcomes import CallOutcome, Outcome, SourceGap
 from bounded.run import Answer, Run
 from ci import LocalCi
 from conftest import OnVirtualClock
-from graph import ask, build_graph
+from graph import State, ask, build_graph
 from models.offline import OfflineTriage
 from models.scripted import ScriptedModel
 from sources.jobs import ci_tools
@@ -129,3 +130,74 @@ def test_a_second_question_on_a_thread_starts_its_own_count(on_virtual_clock: On
         assert [message.type for message in talk.messages] == ["human", "ai", "tool", "ai", "human", "ai"]
 
     on_virtual_clock(check())
+
+
+@pytest.mark.parametrize("how", ["deadline", "interrupt"])
+def test_a_reply_that_comes_within_the_grace_of_a_cut_is_late(how: str, on_virtual_clock: OnVirtualClock[None]) -> None:
+    class Stubborn(ScriptedModel):
+        async def ainvoke(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.1)
+            return await super().ainvoke(*args, **kwargs)
+
+    async def check() -> None:
+        model, limits = Stubborn(replies=[says("late")]), Limits(model_timeout_s=None)
+        interrupt = asyncio.Event()
+        if how == "interrupt":
+            asyncio.get_running_loop().call_later(1.0, interrupt.set)
+        graph = build_graph(model, ci_tools(LocalCi()), limits=limits)
+        answer = await ask(graph, QUESTION, deadline_s=1.0 if how == "deadline" else 60.0, interrupt=interrupt)
+        assert answer.outcome is (Outcome.DEADLINE if how == "deadline" else Outcome.INTERRUPTED)
+        assert (answer.text, answer.known_subtotal, answer.usage_known, answer.seconds) == ("", 0, False, 1.1)
+
+    on_virtual_clock(check())
+
+
+@pytest.mark.parametrize(
+    ("left", "outcome"),
+    [
+        ({"usage_known": False, "known_subtotal": 5}, Outcome.MISSING_USAGE),
+        ({"usage_known": True, "known_subtotal": 50}, Outcome.TOKEN_BUDGET),
+    ],
+)
+def test_a_checkpoint_that_allows_no_further_call_gets_none(
+    left: dict[str, Any], outcome: Outcome, on_virtual_clock: OnVirtualClock[None]
+) -> None:
+    async def check() -> None:
+        graph = build_graph(ScriptedModel(replies=[says()]), ci_tools(LocalCi()), limits=Limits(token_budget=50))
+        start: State = {"messages": [HumanMessage(QUESTION)], "model_calls": 2, **left}  # type: ignore[typeddict-item]
+        state = await graph.ainvoke(start, context=Run())
+        assert (state["outcome"], state["model_calls"]) == (outcome.value, 2)
+
+    on_virtual_clock(check())
+
+
+def test_a_run_is_for_one_question(on_virtual_clock: OnVirtualClock[None]) -> None:
+    async def check() -> None:
+        graph, run = build_graph(ScriptedModel(replies=[says(), says()]), ci_tools(LocalCi())), Run()
+        await ask(graph, QUESTION, run=run)
+        with pytest.raises(ValueError, match="a Run is for one run"):
+            await ask(graph, QUESTION, run=run)
+
+    on_virtual_clock(check())
+
+
+def test_a_reply_that_drowns_its_reader_runs_nothing(on_virtual_clock: Asked) -> None:
+    many = asks(*[call(call_id=f"c{n}") for n in range(300)])
+    answer = on_virtual_clock(Conversation(many).ask())
+    assert (answer.outcome, answer.reason) == (Outcome.MODEL_ERROR, "the model asked for 300 calls in one reply")
+    assert {receipt.outcome for receipt in answer.receipts} == {CallOutcome.WITHHELD}
+    assert len(answer.receipts) == 300
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), MemoryError()])
+def test_whatever_a_model_raises_is_the_models_failure(error: BaseException, on_virtual_clock: Asked) -> None:
+    class Raising(ScriptedModel):
+        async def ainvoke(self, *args: Any, **kwargs: Any) -> Any:
+            raise error
+
+    graph = build_graph(Raising(replies=[]), ci_tools(LocalCi()))
+    answer = on_virtual_clock(ask(graph, QUESTION))
+    assert (answer.outcome, answer.usage_known) == (Outcome.MODEL_ERROR, False)

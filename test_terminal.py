@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,22 @@ def test_an_answer_goes_to_stdout_and_progress_to_stderr() -> None:
     assert lines[-1].startswith("  fetch_job_log(812) returned ")
     assert "list_ci_jobs(415), at most 10.0 s ..." in done.stderr.splitlines()
     assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_readme_shows_what_is_really_printed() -> None:
+    printed = run_graph("--quiet", QUESTION, REVIEW_MODEL="offline").stdout
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    timeless = re.compile(r"after \d\.\d s")
+    assert timeless.sub("", printed) in timeless.sub("", shown)
+
+
+@pytest.mark.slow
+def test_the_readmes_program_runs() -> None:
+    program = (ROOT / "README.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("outcome: answered\n")
 
 
 @pytest.mark.slow

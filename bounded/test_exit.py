@@ -36,6 +36,30 @@ async def main():
     re.match("(a+)+$", "a" * 40 + "b")
 asyncio.run(main())
 """
+LEFT_THE_LOOP = """
+import asyncio
+from bounded.exit import run_to_exit
+async def stuck():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+async def leaves():
+    raise SystemExit("fake-secret")
+async def main():
+    tasks = [asyncio.create_task(stuck()), asyncio.create_task(leaves())]
+    await asyncio.sleep(60)
+run_to_exit(main(), frozenset({"fake-secret"}))
+"""
+STUCK_READER = """
+import os
+from bounded import exit
+exit.READER_S = 0.5
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+exit.end_process(0, lambda: print("x" * 10_000_000))
+"""
 TWO_ENDS = """
 import threading
 from bounded.exit import end_process
@@ -93,9 +117,23 @@ def test_a_bug_in_the_last_words_is_neither_lost_nor_a_success() -> None:
     assert "ZeroDivisionError" in err
 
 
+def test_what_leaves_the_loop_ends_the_process_although_a_task_is_stuck() -> None:
+    status, out, err, took = _run(LEFT_THE_LOOP)
+    assert (status, out) == (1, "")
+    assert "SystemExit" in err
+    assert "fake-secret" not in err
+    assert took < 5
+
+
 def test_only_the_first_end_speaks() -> None:
     status, out, err, _took = _run(TWO_ENDS)
     assert (status, out, err) == (3, "first\n", "")
+
+
+def test_a_reader_that_never_reads_is_not_waited_for_for_ever() -> None:
+    status, _out, _err, took = _run(STUCK_READER)
+    assert status == -signal.SIGALRM
+    assert took < 5
 
 
 def test_a_closed_pipe_changes_neither_status_nor_stderr() -> None:

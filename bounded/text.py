@@ -79,6 +79,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
         re.compile(r"(?P<keep>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}", re.I),
     ),
 )
+_HINT = re.compile("|".join(re.escape(word) for words, _ in _SHAPES for word in words))
 _SECRET_NAME = re.compile(
     r"secret|passw(?:or)?d|token|credential|api_?key|(?:^|[_-])(?:key|pat|pass|auth)$", re.IGNORECASE
 )
@@ -122,9 +123,10 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     lower = text.lower()
-    for words, shape in _SHAPES:
-        if any(word in lower for word in words):
-            text = shape.sub(_masked, text)
+    if _HINT.search(lower):
+        for words, shape in _SHAPES:
+            if any(word in lower for word in words):
+                text = shape.sub(_masked, text)
     return text
 
 

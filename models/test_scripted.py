@@ -42,9 +42,7 @@ async def test_replies_come_in_order_and_a_list_that_runs_out_is_a_clear_failure
     model = script(tmp_path, [{"content": "one"}, {"content": "two"}])
     assert [(await call_model(model, QUESTION)).text for _ in range(2)] == ["one", "two"]
     for _ in range(2):
-        with pytest.raises(
-            ModelFailed, match=r"script\.json ran out"
-        ) as failed:
+        with pytest.raises(ModelFailed, match=r"script\.json ran out") as failed:
             await call_model(model, QUESTION)
         assert failed.value.kind == "scripted"
 
