@@ -8,6 +8,8 @@ from typing import Any
 from bounded.outcomes import CallOutcome, SourceGap
 from bounded.text import safe_name
 
+BEFORE_ITS_TURN = "the run ended before its turn"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
@@ -84,7 +86,7 @@ class Receipts:
             tool=tool,
             args=args,
             outcome=CallOutcome.WITHHELD,
-            reason="the run ended before its turn",
+            reason=BEFORE_ITS_TURN,
         )
         receipts.append(receipt)
         if isinstance(call_id, str):

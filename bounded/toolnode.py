@@ -24,7 +24,7 @@ from langgraph.types import Command
 from bounded.calls import Call, Ending, bounded_call, check_workers, guarded, in_daemon_thread
 from bounded.deadlines import now, time_left
 from bounded.outcomes import CallOutcome, SourceGap
-from bounded.receipts import Late, Receipt
+from bounded.receipts import BEFORE_ITS_TURN, Late, Receipt
 from bounded.run import Run
 from bounded.text import digest, fit, safe_arguments, safe_name, said_by
 from bounded.timeouts import TIMEOUT_ARGUMENT, Bound, ToolTimeouts
@@ -146,7 +146,9 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
         )
         answer, changes = _judge(run, request, call, result, bound)
     except asyncio.CancelledError:
-        changes = {"source_gap": _gap(call)} if call.began else {**_NEVER_BEGAN, "outcome": CallOutcome.WITHHELD}
+        changes = {"source_gap": _gap(call)}
+        if not call.began:
+            changes = {**_NEVER_BEGAN, "outcome": CallOutcome.WITHHELD, "reason": BEFORE_ITS_TURN}
         raise
     finally:
         changes = {"duration_sec": round(now() - started, 6), **changes}  # unless it never began
