@@ -135,7 +135,8 @@ FLAGS = (
         name="--tool-timeout",
         metavar="[NAME=]SECONDS",
         default=None,
-        help="what one tool call may take: for all tools, or with NAME= for one; repeatable (default: each tool's own)",
+        help="what one tool call may take, in seconds: for all tools, or with NAME= for one; repeatable"
+        " (default: 10, for fetch_job_log 3)",
         read=tool_timeout,
     ),
     Flag(

@@ -10,7 +10,10 @@ import signal
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs an older one meets this line first
-    sys.exit(f"graph.py: Python 3.11, 3.12 or 3.13 is needed, this is {sys.version.split()[0]}; run: make ask")
+    sys.stderr.write(
+        f"graph.py: Python 3.11, 3.12 or 3.13 is needed, this is {sys.version.split()[0]}; run: make ask\n"
+    )
+    sys.exit(2)
 if __name__ == "__main__":  # before anything that takes time: Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -101,10 +104,11 @@ def build_graph(
 
     async def agent(state: State, runtime: Runtime[Run]) -> State:
         run = runtime.context
-        _resume(run, state)
+        run.resume_from(state)
         if time_left() == 0:
             run.end(Outcome.DEADLINE, "no time was left for another model call")
-        if _spent(run, limits):
+        _stop_if_spent(run, limits)
+        if run.outcome:
             return _known(run)
         call = run.start_model_call()
         reply = await call_model(caller, [SystemMessage(system), *state["messages"]])
@@ -114,7 +118,7 @@ def build_graph(
         run.say(text(reply))
         for requested in requested_calls(reply):
             request_call(run, requested)
-        weigh(run, reply, limits, tools)
+        weigh(run, reply, state["messages"], limits, [tool.name for tool in tools])
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
         stored = usage.storable()
         if stored is not reply.usage_metadata:
@@ -126,10 +130,10 @@ def build_graph(
     async def agent_failed(state: State, error: NodeError, runtime: Runtime[Run]) -> Command[Any]:
         run = runtime.context
         if isinstance(error.error, NodeTimeoutError):
-            run.cut_model_call("the model's timeout")
+            run.cut_model_call("was ended by its timeout")
             run.end(Outcome.MODEL_TIMEOUT, f"the model did not answer within {error.error.timeout:g} s")
         elif isinstance(error.error, ModelFailed):
-            run.cut_model_call("it failed")
+            run.cut_model_call("failed")
             run.end(Outcome.MODEL_ERROR, str(error.error))
         else:
             raise error.error  # a bug of ours
@@ -150,8 +154,11 @@ def build_graph(
     return compiled.with_config(recursion_limit=2 * limits.max_steps + 2)
 
 
-def weigh(run: "Run", reply: "AIMessage", limits: Limits, tools: "Sequence[BaseTool]") -> None:
-    """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order."""
+def weigh(run: "Run", reply: "AIMessage", before: Sequence[Any], limits: Limits, tools: Sequence[str]) -> None:
+    """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order.
+
+    `before` are the messages that it answers, `tools` the names of those that it could call.
+    """
     from models.reply import call_id_fault, finish_reason, requested_calls, written_call
 
     calls = sum(1 for _ in requested_calls(reply))
@@ -161,14 +168,16 @@ def weigh(run: "Run", reply: "AIMessage", limits: Limits, tools: "Sequence[BaseT
         run.end(Outcome.MODEL_ERROR, f"the model asked for {calls} calls in one reply")
     elif fault := call_id_fault(reply):
         run.end(Outcome.MODEL_ERROR, fault)
-    elif not calls and not run.text:
+    elif calls:
+        _stop_if_spent(run, limits)
+    elif not run.text:
         run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason(reply) or 'not given'}")
-    elif not calls:
-        run.end(Outcome.ANSWERED, _caveat(run, written_call(reply, [tool.name for tool in tools])))
-    elif _spent(run, limits):
-        pass
-    elif run.model_calls >= limits.max_steps:
-        run.end(Outcome.STEP_LIMIT, f"the step limit is reached: {limits.max_steps} of {limits.max_steps} model calls")
+    elif written := written_call(reply, tools):
+        run.end(Outcome.ANSWERED, f"the model wrote a call of {written} as text; nothing was run for it")
+    elif not any(message.type == "tool" for message in before):
+        run.end(Outcome.ANSWERED, "no tool was called: the answer rests on nothing that was looked up")
+    else:
+        run.end(Outcome.ANSWERED)
 
 
 async def ask(
@@ -188,7 +197,7 @@ async def ask(
         config: LangGraph's, for example with a `thread_id` where the graph has a checkpointer.
 
     Raises:
-        ValueError: `deadline_s` is 0, negative or NaN, or the run has been used already.
+        ValueError: `deadline_s` is no number, 0, negative, NaN or infinite, or the run has been used already.
     """
     from langchain_core.messages import HumanMessage
 
@@ -204,7 +213,7 @@ async def ask(
     start: State = {"messages": [HumanMessage(clean(question, run.secrets))], **_known(run)}
 
     def cut_off(cut: Cut) -> None:  # before anything is asked to stop: what a call still brings from here on is late
-        run.cut_model_call("the run was cut off")
+        run.cut_model_call("was cut off with the run")
         if cut is Cut.DEADLINE:
             run.end(Outcome.DEADLINE, f"the deadline passed after {run.elapsed_s:.1f} s")
         elif cut is Cut.INTERRUPT:
@@ -213,97 +222,6 @@ async def ask(
     with deadline_scope(deadline_s):
         await until_cut(graph.ainvoke(start, config, context=run), interrupt, on_cut=cut_off)
     return run.answer()
-
-
-def _spent(run: "Run", limits: Limits) -> bool:
-    """End the run where nothing more may be spent: after a reply, and before a call that goes on from a checkpoint."""
-    if not run.usage.known:
-        run.end(Outcome.MISSING_USAGE, run.usage.fault)
-    elif run.usage.remaining(limits.token_budget) == 0:
-        spent = run.usage.known_subtotal
-        run.end(Outcome.TOKEN_BUDGET, f"{spent} tokens are spent, the budget is {limits.token_budget}")
-    return run.outcome is not None
-
-
-def _caveat(run: "Run", written: str | None) -> str | None:
-    if written is not None:
-        return f"the model wrote a call of {written} as text; nothing was run for it"
-    if not run.receipts.all():
-        return "no tool was called: the answer rests on nothing that was looked up"
-    return None
-
-
-def _resume(run: "Run", state: State) -> None:
-    run.resume(
-        known_subtotal=state.get("known_subtotal", 0),
-        usage_known=state.get("usage_known", True),
-        model_calls=state.get("model_calls", 0),
-    )
-
-
-def _known(run: "Run") -> State:
-    return {
-        "known_subtotal": run.usage.known_subtotal,
-        "usage_known": run.usage.known,
-        "model_calls": run.model_calls,
-        "outcome": None if run.outcome is None else run.outcome.value,  # a checkpointer knows no enum of ours
-        "reason": run.reason,
-    }
-
-
-def main() -> NoReturn:
-    """The command line; ends the process."""
-    import os
-
-    from command_line import UsageError, parse
-    from models.factory import SetUpMissing
-    from terminal import complain, steady_streams
-
-    steady_streams()
-    for name in TRACING:
-        os.environ.pop(name, None)
-    try:
-        options = parse(sys.argv[1:], os.environ)
-        from bounded.text import secret_values
-
-        secrets = secret_values(os.environ)
-        work = _work(options, os.environ, secrets)
-    except (UsageError, SetUpMissing) as exc:
-        sys.exit(complain(str(exc)))
-    except ModuleNotFoundError as exc:
-        hint = "run: source .venv/bin/activate, or: python -m pip install -r requirements-lock.txt"
-        sys.exit(complain(f"{exc.name} is not installed for {sys.executable}; {hint}"))
-    from bounded.exit import run_to_exit
-
-    run_to_exit(work, secrets)
-
-
-def _work(
-    options: "Options", environment: Mapping[str, str], secrets: frozenset[str]
-) -> "Coroutine[Any, Any, NoReturn]":
-    from ci import LocalCi
-    from command_line import UsageError
-    from models.factory import build_model
-    from sources.jobs import TOOL_SET, ci_tools
-    from terminal import clean_logs
-
-    clean_logs(secrets)
-    source = LocalCi()
-    tools = ci_tools(source, secrets=secrets)
-    if unknown := sorted(options.tool_timeouts_s.keys() - {tool.name for tool in tools}):
-        names = ", ".join(tool.name for tool in tools)
-        raise UsageError(f"there is no tool {unknown[0]!a} for --tool-timeout to bound; the tools are: {names}")
-    timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, per_set={TOOL_SET: source.timeouts})
-    if options.tool_timeout_s is not None:  # for all tools means for those too for which the source brings a timeout
-        timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, default_s=options.tool_timeout_s)
-    limits = Limits(
-        token_budget=options.token_budget,
-        model_timeout_s=options.model_timeout_s,
-        max_steps=options.max_steps,
-        tool_timeouts=timeouts,
-    )
-    model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
-    return ask_and_exit(build_graph(model, tools, limits=limits, tool_set=TOOL_SET), options, secrets)
 
 
 async def ask_and_exit(
@@ -327,13 +245,91 @@ async def ask_and_exit(
         (show_json if options.json else show)(run.answer())
 
     def blocked() -> None:
-        run.cut_model_call("the event loop was blocked")
+        run.cut_model_call("was cut off with the run")
         run.end(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
         last_words()
 
     arm_watchdog(options.deadline_s, blocked)
     answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
     end_process(answer.outcome.exit_status, last_words)
+
+
+def _stop_if_spent(run: "Run", limits: Limits) -> None:
+    """End the run where no further call may start: after a reply, and before a call that goes on from a checkpoint."""
+    if not run.usage.known:
+        run.end(Outcome.MISSING_USAGE, run.usage.fault)
+    elif run.usage.remaining(limits.token_budget) == 0:
+        spent = run.usage.known_subtotal
+        run.end(Outcome.TOKEN_BUDGET, f"{spent} tokens are spent, the budget is {limits.token_budget}")
+    elif run.model_calls >= limits.max_steps:
+        run.end(Outcome.STEP_LIMIT, f"{run.model_calls} model calls are made, the limit is {limits.max_steps}")
+
+
+def _known(run: "Run") -> State:
+    return {
+        "known_subtotal": run.usage.known_subtotal,
+        "usage_known": run.usage.known,
+        "model_calls": run.model_calls,
+        "outcome": None if run.outcome is None else run.outcome.value,  # a checkpointer knows no enum of ours
+        "reason": run.reason,
+    }
+
+
+def _work(
+    options: "Options", environment: Mapping[str, str], secrets: frozenset[str]
+) -> "Coroutine[Any, Any, NoReturn]":
+    from ci import LocalCi
+    from command_line import UsageError
+    from models.factory import build_model
+    from sources.jobs import TOOL_SET, ci_tools
+    from terminal import clean_logs
+
+    clean_logs(secrets)
+    source = LocalCi()
+    tools = ci_tools(source, secrets=secrets)
+    if unknown := sorted(options.tool_timeouts_s.keys() - {tool.name for tool in tools}):
+        names = ", ".join(tool.name for tool in tools)
+        raise UsageError(
+            f"--tool-timeout (or REVIEW_TOOL_TIMEOUT) names no tool {unknown[0]!a}; the tools are: {names}"
+        )
+    timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, per_set={TOOL_SET: source.timeouts})
+    if options.tool_timeout_s is not None:  # for all tools means for those too for which the source brings a timeout
+        timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, default_s=options.tool_timeout_s)
+    limits = Limits(
+        token_budget=options.token_budget,
+        model_timeout_s=options.model_timeout_s,
+        max_steps=options.max_steps,
+        tool_timeouts=timeouts,
+    )
+    model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
+    return ask_and_exit(build_graph(model, tools, limits=limits, tool_set=TOOL_SET), options, secrets)
+
+
+def main() -> NoReturn:
+    """The command line; ends the process."""
+    import os
+
+    from command_line import UsageError, parse
+    from models.factory import SetUpMissing
+    from terminal import complain, steady_streams
+
+    steady_streams()
+    for name in TRACING:
+        os.environ.pop(name, None)
+    try:
+        options = parse(sys.argv[1:], os.environ)
+        from bounded.text import secret_values
+
+        secrets = secret_values(os.environ)
+        work = _work(options, os.environ, secrets)
+    except (UsageError, SetUpMissing) as exc:
+        sys.exit(complain(str(exc)))
+    except ModuleNotFoundError as exc:
+        hint = f"run: make ask, or: {sys.executable} -m pip install -r requirements-lock.txt"
+        sys.exit(complain(f"{exc.name} is not installed for {sys.executable}; {hint}"))
+    from bounded.exit import run_to_exit
+
+    run_to_exit(work, secrets)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def show(answer: "Answer") -> None:
     """Print what a run came to as text."""
     print(f"outcome: {answer.outcome}")
     print(f"tokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
-    print(f"model: {answer.model}")
+    if answer.model:
+        print(f"model: {answer.model}")
     if answer.reason:
         print(f"reason: {answer.reason}")
     if not answer.usage_known and answer.usage_fault != answer.reason:
@@ -88,7 +89,7 @@ def answer_dict(answer: "Answer") -> dict[str, object]:
         "known_subtotal": answer.known_subtotal,
         "usage_known": answer.usage_known,
         "usage_fault": answer.usage_fault,
-        "model": answer.model,
+        "model": answer.model or None,
         "model_calls": answer.model_calls,
         "answer": answer.text or None,
         "receipts": [receipt.as_dict() for receipt in answer.receipts],
@@ -145,7 +146,7 @@ class Progress:
         elif event.kind == "model_call_ended":
             self._end("model", f"model call {facts['call']} ended")
         elif event.kind == "model_call_cut":
-            self._end("model", f"model call {facts['call']} ended early: {facts['why']}")
+            self._end("model", f"model call {facts['call']} {facts['fate']}")
         elif event.kind == "tool_call_started":
             receipt = facts["receipt"]
             bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"

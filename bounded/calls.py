@@ -56,7 +56,7 @@ class Call:
     Attributes:
         began: the body has been entered.
         settled_at: the moment at which the body returned or raised, on the loop's clock; None until then.
-        failure: what the body, or what stands around it, raised within the bound.
+        failure: what the body, or what stands around it, raised; it counts only where `ending` is `SETTLED`.
         ending: how the bound's wait ended; `ABANDONED` until the call is known to have ended.
     """
 
@@ -116,8 +116,9 @@ async def bounded_call(
     if task.done() and (deadline is None or call.settled_at is None or call.settled_at <= deadline):
         call.ending = Ending.SETTLED
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
-        call.failure = call.failure or raised
-        return None if call.failure else task.result()
+        if call.failure is None:
+            call.failure = raised
+        return task.result() if call.failure is None else None
     await _stop(call, task, GRACE_S, on_late)
     return None
 
@@ -259,7 +260,8 @@ async def _stop(call: Call, task: asyncio.Task[Any], grace_s: float, on_late: On
 def _hand_over(ended: asyncio.Future[Any], on_late: OnLate) -> None:
     if not ended.cancelled():
         error = ended.exception()
-        on_late((error.__cause__ or error) if error is not None else ended.result())
+        cause = error if error is None or error.__cause__ is None else error.__cause__
+        on_late(ended.result() if cause is None else cause)
 
 
 def _hand_over_settled(end: _Settled, on_late: OnLate) -> None:

@@ -20,7 +20,7 @@ _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
 
 @contextmanager
 def deadline_scope(timeout_s: float | None) -> Iterator[None]:
-    """Let nothing inside start later than `timeout_s` seconds from now; None adds no deadline.
+    """Let nothing inside start, or be waited for, later than `timeout_s` seconds from now; None adds no deadline.
 
     0 and negative are legal here, unlike in a setting: the time was up before the scope began.
 

@@ -1,9 +1,9 @@
 """How the process ends: by `os._exit`, once, whatever is stuck; signals, a watchdog, the status.
 
-A plain return from `main` would wait for every thread, for tasks that do not obey a cancellation and for the loop's
-default executor, where a stuck name lookup lives. What ends the process here: the main thread after its last line; a
-second Ctrl-C; a watchdog thread where the event loop is blocked; behind it, where the interpreter lock itself is held,
-`faulthandler`, whose thread does not need it (then with status 1, which is faulthandler's own); and behind all of
+A plain return from `main` would wait for every thread that is no daemon, for tasks that do not obey a cancellation and
+for the loop's default executor, where a stuck name lookup lives. What ends the process: the main thread after its last
+line; a second Ctrl-C; a watchdog thread where the event loop is blocked; behind it, where the interpreter lock itself is
+held, `faulthandler`, whose thread does not need it (then with status 1, which is faulthandler's own); and behind all of
 these, where even writing is stuck, the kernel's alarm clock (SIGALRM).
 """
 
@@ -55,12 +55,13 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
         with contextlib.suppress(OSError):
             sys.stderr.write(f"the output could not be written: {exc.strerror}\n")
     except BaseException:  # a bug in the last words: the process ends all the same, and not as a success
-        sys.excepthook(*sys.exc_info())
+        sys.stderr.write(clean(traceback.format_exc()))
         status = 1
     finally:
-        with contextlib.suppress(OSError):
+        try:
             sys.stderr.flush()
-        os._exit(status)
+        finally:
+            os._exit(status)
 
 
 def run_to_exit(work: Coroutine[Any, Any, NoReturn], secrets: frozenset[str] = frozenset()) -> NoReturn:
@@ -77,7 +78,7 @@ def run_to_exit(work: Coroutine[Any, Any, NoReturn], secrets: frozenset[str] = f
         bug = clean(traceback.format_exc(), secrets)
 
         def report() -> None:
-            sys.stderr.write(f"{bug}graph.py: ended by the bug above\n")
+            sys.stderr.write(f"{bug}ended by the bug above\n")
 
         end_process(1, report)
     raise AssertionError("unreachable: the process has ended")

@@ -1,4 +1,4 @@
-"""What one run may take: the limits, and what they are where no one sets others. `None` is unlimited."""
+"""What one run may take: the limits, and what they are where no one sets others."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ MAX_STEPS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one run may take. None is unlimited.
+    """What one run may take. None is unlimited, where a field allows it.
 
     Attributes:
         token_budget: tokens known to be spent at which no further call starts; one call may overshoot it.
@@ -21,6 +21,7 @@ class Limits:
 
     Raises:
         ValueError: a value is no number, 0, negative, NaN or infinite; the message names it.
+        TypeError: `tool_timeouts` is no policy.
     """
 
     token_budget: int | None = None
@@ -29,22 +30,19 @@ class Limits:
     tool_timeouts: ToolTimeouts = field(default_factory=ToolTimeouts)
 
     def __post_init__(self) -> None:
-        check_count("token_budget", self.token_budget)
+        if self.token_budget is not None:
+            check_count("token_budget", self.token_budget)
         check_seconds("model_timeout_s", self.model_timeout_s)
-        if self.max_steps is None:
-            raise ValueError("max_steps must be a whole number above 0, not None")
         check_count("max_steps", self.max_steps)
         if not isinstance(self.tool_timeouts, ToolTimeouts):
             raise TypeError(f"tool_timeouts must be a ToolTimeouts, not {self.tool_timeouts!r}")
 
 
-def check_count(name: str, value: int | None) -> None:
+def check_count(name: str, value: int) -> None:
     """Refuse what is no positive whole number, by the name that the user knows it by.
 
     Raises:
         ValueError: `value` is no int, 0 or negative.
     """
-    if value is None:
-        return
     if type(value) is not int or value <= 0:
-        raise ValueError(f"{name} must be a whole number above 0 (or None for unlimited), not {value!r}")
+        raise ValueError(f"{name} must be a whole number above 0, not {value!r}")

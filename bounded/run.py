@@ -7,6 +7,7 @@ off, the state is lost and everything here is still known.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from bounded.deadlines import now
 from bounded.outcomes import Outcome
@@ -91,12 +92,12 @@ class Run:
         if self.observe is not None:
             self.observe(Event(kind=kind, elapsed_s=self.elapsed_s, facts=facts))
 
-    def resume(self, *, known_subtotal: int, usage_known: bool, model_calls: int) -> None:
-        """Go on from what an earlier run left in a checkpoint; a run that has begun already knows better."""
+    def resume_from(self, state: Mapping[str, Any]) -> None:
+        """Go on from what an earlier run left in the graph's state; a run that has begun already knows better."""
         if self.model_calls == 0:
-            self.model_calls = model_calls
-            self.usage.known_subtotal = known_subtotal
-            if not usage_known:
+            self.model_calls = state.get("model_calls", 0)
+            self.usage.known_subtotal = state.get("known_subtotal", 0)
+            if not state.get("usage_known", True):
                 self.usage.lose("what was spent before the run was resumed is unknown")
 
     def start_model_call(self) -> int:
@@ -116,12 +117,15 @@ class Run:
         self.emit("model_call_ended", call=call, usage=usage.raw)
         return True
 
-    def cut_model_call(self, why: str) -> None:
-        """A model call that is still open was ended early: what it spent at the provider is unknown from here on."""
+    def cut_model_call(self, fate: str) -> None:
+        """A model call that is still open brought no reply: what it spent at the provider is unknown from here on.
+
+        `fate` is what became of it: "failed", "was cut off with the run".
+        """
         if self._open_call:
-            self.emit("model_call_cut", call=self._open_call, why=why)
+            self.emit("model_call_cut", call=self._open_call, fate=fate)
             self._open_call = 0
-            self.usage.lose(f"a model call was ended early ({why}): what it spent was not reported")
+            self.usage.lose(f"a model call {fate}: what it spent was not reported")
 
     def say(self, text: str) -> None:
         """Keep what the model last said, cleaned."""

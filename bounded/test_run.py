@@ -19,25 +19,25 @@ def test_a_reply_after_its_call_was_cut_is_quarantined() -> None:
     events: list[Event] = []
     run = Run(observe=events.append)
     call = run.start_model_call()
-    run.cut_model_call("the model's timeout")
+    run.cut_model_call("was ended by its timeout")
     assert not run.end_model_call(call, USED)
     assert (run.usage.known_subtotal, run.usage.known) == (0, False)
     assert run.usage.fault is not None
-    assert "the model's timeout" in run.usage.fault
+    assert "was ended by its timeout" in run.usage.fault
     assert [event.kind for event in events] == ["model_call_started", "model_call_cut", "model_call_late"]
 
 
 def test_cutting_a_run_without_an_open_call_costs_no_certainty() -> None:
     run = Run()
     run.end_model_call(run.start_model_call(), USED)
-    run.cut_model_call("the run was cut off")
+    run.cut_model_call("failed")
     assert run.usage.known
 
 
 def test_a_resumed_run_goes_on_from_what_was_known_and_a_running_one_does_not() -> None:
     run = Run()
-    run.resume(known_subtotal=7, usage_known=False, model_calls=2)
-    run.resume(known_subtotal=99, usage_known=True, model_calls=99)
+    run.resume_from({"known_subtotal": 7, "usage_known": False, "model_calls": 2})
+    run.resume_from({"known_subtotal": 99, "usage_known": True, "model_calls": 99})
     assert (run.model_calls, run.usage.known_subtotal, run.usage.known) == (2, 7, False)
 
 

@@ -36,7 +36,7 @@ class ToolTimeouts:
         self_limiting: names of the tools that declare an argument `timeout_s`, which then beats all of these.
 
     Raises:
-        ValueError: a value is 0, negative or NaN; the message names it.
+        ValueError: a value is no number, 0, negative, NaN or infinite; the message names it.
     """
 
     default_s: float | None = DEFAULT_S

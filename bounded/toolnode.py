@@ -31,7 +31,7 @@ from bounded.timeouts import TIMEOUT_ARGUMENT, Bound, ToolTimeouts
 
 MAX_CALLS_PER_REPLY = 16
 MAX_TOOL_TEXT = 24_000
-MAX_REASON = 400
+MAX_CALL_REASON = 400
 _NEVER_BEGAN: Mapping[str, None] = dict.fromkeys(
     ("started_at", "duration_sec", "bound_s", "bound_source", "source_gap")
 )
@@ -57,6 +57,8 @@ def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool
     async def bounded_tool_call(request: ToolCallRequest, execute: Execute) -> Result:
         run: Run = request.runtime.context  # type: ignore[assignment]
         call = request.tool_call
+        if isinstance(request.state, dict):
+            run.resume_from(request.state)
         receipt = run.receipts.find(run.model_calls, call["id"] or "") or request_call(run, call)
         if request.tool is None:
             known = ", ".join(tool.name for tool in tools)
@@ -85,7 +87,7 @@ def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
 
 def refuse(run: Run, receipt: Receipt, reason: str) -> str:
     """Record that the call's body never began, and return what the model is told of it."""
-    reason = fit(reason, MAX_REASON, run.secrets)
+    reason = fit(reason, MAX_CALL_REASON, run.secrets)
     receipt = run.receipts.update(receipt, outcome=CallOutcome.REFUSED, reason=reason)
     run.emit("tool_call_ended", receipt=receipt)
     return reason
@@ -167,7 +169,7 @@ def _judge(
         fault = "its time was up before it began" if call.failure is None else said_by(call.failure)
         if isinstance(result, ToolMessage):  # ToolNode's own words about the arguments
             fault = result.text
-        reason = " ".join(fit(fault, MAX_REASON, run.secrets).split())
+        reason = " ".join(fit(fault, MAX_CALL_REASON, run.secrets).split())
         accepts = f" {name} accepts: {accepted(request.tool)}." if request.tool is not None else ""
         told = ToolCallEnded(f"{name} was not run: {reason}{accepts}")
         return told, {**_NEVER_BEGAN, "outcome": CallOutcome.REFUSED, "reason": reason}
@@ -175,9 +177,11 @@ def _judge(
         text = _timeout_text(name, bound, call)
         return ToolCallEnded(text), {"source_gap": _gap(call), "reason": text}
     if call.failure is not None or not isinstance(result, ToolMessage):
-        failure = call.failure or TypeError(f"a tool returns text, not {type(result).__name__}")
+        failure = call.failure
+        if failure is None:
+            failure = TypeError(f"a tool returns text, not {type(result).__name__}")
         kind = safe_name(type(failure).__name__, run.secrets)
-        reason = fit(f"{kind}: {said_by(failure)}", MAX_REASON, run.secrets)
+        reason = fit(f"{kind}: {said_by(failure)}", MAX_CALL_REASON, run.secrets)
         return ToolCallEnded(f"{name} failed: {reason}"), {"source_gap": None, "error_type": kind, "reason": reason}
     text = fit(result.text, MAX_TOOL_TEXT, run.secrets)
     credit = {"text_sha256": digest(text), "text_chars": len(text)}

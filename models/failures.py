@@ -25,7 +25,8 @@ NOT_FOUND = "the provider does not have this model"
 TOO_MANY = "the provider's rate limit was reached"
 
 # (qualified class name, kind, what it means for the user); the first row that names one of a failure's ancestors holds.
-# `httpx*` is either httpx or httpx2. Ollama's client says everything with one class: there the HTTP status tells more.
+# `httpx*` is either httpx or httpx2; plain httpx is what Ollama's client uses and Gemini's does not. Ollama's client
+# says everything with one class: there the HTTP status tells more.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
     ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", BAD_KEY),
@@ -53,7 +54,11 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     ("ollama._types.ResponseError:404", "not_found", "Ollama does not have this model; run: ollama pull NAME"),
     ("ollama._types.ResponseError:429", "rate_limited", TOO_MANY),
     ("ollama._types.ResponseError", "server_error", "Ollama answered with an error"),
-    ("httpx.ConnectError", "unreachable", "the model's server does not answer; for Ollama, run: ollama serve"),
+    (
+        "httpx.ConnectError",
+        "unreachable",
+        "the model's server does not answer; for Ollama, run: ollama serve, or look at OLLAMA_HOST",
+    ),
     ("httpx*.TimeoutException", "timeout", TOO_SLOW),
     ("httpx*.RemoteProtocolError", "bad_reply", CUT_SHORT),
     ("httpx*.ReadError", "bad_reply", CUT_SHORT),

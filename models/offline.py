@@ -1,4 +1,4 @@
-"""No language model: a deterministic triage that reads the tool results it was given. The keyless default of the demo.
+"""No language model: a deterministic triage that reads the tool results it was given. It is what `make ask` uses.
 
 It asks for the jobs of the pull request, or for the log of the job, that the question names, fetches the logs of failed
 jobs, and answers with their failing lines. As its tokens it reports the words that it read and wrote.
@@ -14,8 +14,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCa
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 
-_PULL_REQUEST = re.compile(r"(?:\bpull[ -]request|\bpull|\bpr|#)[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE)
-_JOB = re.compile(r"\bjob[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
+_PULL_REQUEST = re.compile(
+    r"(?:\b(?:pull[ -]request|pull|pr)s?|#)(?: number| no\.?)?[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE
+)
+_JOB = re.compile(r"\bjobs?(?: number| no\.?)?[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
 _FAILED_JOB = re.compile(r"^- job (\d+): (failed|timed out), (.+)$", re.MULTILINE)
 _FAILING_LINE = re.compile(
     r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:"
@@ -62,8 +64,8 @@ def _triage(messages: list[BaseMessage]) -> AIMessage:
     last = max((place for place, message in enumerate(messages) if isinstance(message, HumanMessage)), default=0)
     question, since = messages[last].text, messages[last + 1 :]
     results, more = _results(since), 0
-    if job := _JOB.search(question):
-        wanted = {int(job[1]): f"Job {job[1]}"}
+    if jobs := _JOB.findall(question)[:_MAX_LOGS]:
+        wanted = {int(number): f"Job {number}" for number in jobs}
     elif pull_request := _PULL_REQUEST.search(question):
         listing = results.get(("list_ci_jobs", int(pull_request[1])))
         if listing is None:
@@ -109,8 +111,13 @@ def _verdict(what: str, log: ToolMessage) -> str:
     if log.status == "error":
         return f"{what}; its log could not be read. {log.text}"
     lines = [_STAMP.sub("", line).rstrip() for line in log.text.splitlines()[1:] if not line.startswith(_MARKER)]
-    failing = [line for line in lines if _FAILING_LINE.match(line)][:_MAX_LINES]
-    if failing:
+    failing = [line for line in lines if _FAILING_LINE.match(line)]
+    if len(failing) > _MAX_LINES:
+        what, failing = (
+            f"{what}. The first {_MAX_LINES} of {len(failing)} failing lines of its log:",
+            failing[:_MAX_LINES],
+        )
+    elif failing:
         what = f"{what}. The failing lines of its log:"
     else:
         what, failing = f"{what}; no line of its log looks like the cause. It ends:", lines[-3:]

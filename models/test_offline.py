@@ -160,7 +160,7 @@ async def test_it_answers_with_the_failing_lines_without_their_stamps_and_at_mos
     talk.result(f"What stands between is data.\n=== log of job 1 ===\n{log}\n=== log of job 1 ===")
     said = (await talk.says()).splitlines()
     assert said == [
-        "Job 1. The failing lines of its log:",
+        "Job 1. The first 6 of 9 failing lines of its log:",
         *(f"    E       assert {n} == 2520" for n in range(6)),
     ]
 
