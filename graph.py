@@ -244,12 +244,12 @@ async def ask_and_exit(
             progress.close()
         (show_json if options.json else show)(run.answer())
 
-    def blocked() -> None:
+    def blocked() -> int:
         run.cut_model_call("was cut off with the run")
         run.end(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        last_words()
+        return run.answer().outcome.exit_status
 
-    arm_watchdog(options.deadline_s, blocked)
+    arm_watchdog(options.deadline_s, blocked, last_words)
     answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
     end_process(answer.outcome.exit_status, last_words)
 

@@ -100,7 +100,7 @@ def answer_dict(answer: "Answer") -> dict[str, object]:
 
 def call_label(receipt: "Receipt") -> str:
     """A call as one reads it: `fetch_job_log(815)`."""
-    shown = ", ".join(ascii(value) if isinstance(value, str) else str(value) for value in receipt.args.values())
+    shown = ", ".join(ascii(value) for value in receipt.args.values())
     return f"{receipt.tool}({shown if len(shown) <= 60 else shown[:57] + '...'})"
 
 
@@ -134,6 +134,7 @@ class Progress:
         self._stream = stream
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._doing: dict[object, tuple[str, float]] = {}
+        self._closed = False
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_all, name="progress", daemon=True)
         self._writer.start()
@@ -156,25 +157,32 @@ class Progress:
             self._end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
 
     def close(self) -> None:
-        """Take the live line away, before anything else is printed; what cannot be written soon is let go."""
+        """Take the live line away, before anything else is printed; what cannot be written soon is let go.
+
+        Where the answer goes to the same terminal there is no use in hurrying: it would have to wait as well.
+        """
         self._lines.put(None)
-        self._writer.join(CLOSE_S)
+        self._writer.join(None if self._live and sys.stdout.isatty() else CLOSE_S)
+        self._closed = True
 
     def _begin(self, key: object, what: str) -> None:
         self._doing[key] = (what, time.monotonic())
-        self._lines.put("" if self._live else f"{what} ...\n")
+        if not self._live:
+            self._lines.put(f"{what} ...\n")
 
     def _end(self, key: object, what: str) -> None:
         self._doing.pop(key, None)
-        self._lines.put("" if self._live else f"{what}\n")
+        if not self._live:
+            self._lines.put(f"{what}\n")
 
     def _write_all(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # no one is watching any more
-            while (line := self._next()) is not None:
+            while (line := self._next()) is not None and not self._closed:
                 self._stream.write(self._drawn() if self._live else line)
                 self._stream.flush()
-            self._stream.write("\r\x1b[K" if self._live else "")
-            self._stream.flush()
+            if self._live and not self._closed:
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
 
     def _next(self) -> str | None:
         try:

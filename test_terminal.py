@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -164,16 +165,27 @@ def test_an_answer_that_rests_on_nothing_says_so(capsys: pytest.CaptureFixture[s
 
 
 class Terminal(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        size = super().write(text)
+        if "fetch_job_log" in text:
+            self.written.set()
+        return size
 
 
 def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
     stream = Terminal()
     progress = Progress(stream)
     progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt(bound_s=3.0)}))
+    assert stream.written.wait(10)
     progress.close()
-    assert stream.getvalue().startswith("\r0 s fetch_job_log(815), at most 3.0 s\x1b[K")
+    assert "\r0 s fetch_job_log(815), at most 3.0 s\x1b[K" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
     assert "\n" not in stream.getvalue()
 

@@ -215,11 +215,13 @@ async def until_cut(
         Exception: what `work` raised.
     """
     left = time_left()
-    if left == 0:
+    if left == 0 or (interrupt is not None and interrupt.is_set()):
         work.close()
-        on_cut(Cut.DEADLINE)
-        return Cut.DEADLINE
+        cut = Cut.DEADLINE if left == 0 else Cut.INTERRUPT
+        on_cut(cut)
+        return cut
     task = asyncio.create_task(work)
+    task.add_done_callback(_drain)
     alarm = asyncio.create_task(interrupt.wait()) if interrupt is not None else None
     cut = Cut.CANCELLED
     try:
@@ -231,10 +233,11 @@ async def until_cut(
         if alarm is not None:
             alarm.cancel()
         if not task.done():
-            on_cut(cut)
-            task.cancel()
-            task.add_done_callback(_drain)
-            await asyncio.wait({task}, timeout=GRACE_S)
+            try:
+                on_cut(cut)
+            finally:
+                task.cancel()
+                await asyncio.wait({task}, timeout=GRACE_S)
     return cut
 
 

@@ -2,9 +2,9 @@
 
 A plain return from `main` would wait for every thread that is no daemon, for tasks that do not obey a cancellation and
 for the loop's default executor, where a stuck name lookup lives. What ends the process: the main thread after its last
-line; a second Ctrl-C; a watchdog thread where the event loop is blocked; behind it, where the interpreter lock itself is
-held, `faulthandler`, whose thread does not need it (then with status 1, which is faulthandler's own); and behind all of
-these, where even writing is stuck, the kernel's alarm clock (SIGALRM).
+line; a second Ctrl-C; a watchdog thread where the event loop is blocked; where the interpreter lock itself is held,
+`faulthandler`, whose thread does not need it (then with status 1, faulthandler's own); and behind all of these,
+where even writing is stuck, the kernel's alarm clock (SIGALRM).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from bounded.calls import GRACE_S
 from bounded.outcomes import Outcome
-from bounded.text import clean
+from bounded.text import clean, secret_values
 
 # After the deadline and its grace the run still has to say its last words.
 WATCHDOG_SLACK_S = 0.25
@@ -44,6 +44,7 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
     _ending.acquire()
     faulthandler.cancel_dump_traceback_later()
     _set_alarm(READER_S)
+    threading.Thread(target=_lose_patience, args=(status,), name="reader's limit", daemon=True).start()
     try:
         if last_words is not None:
             last_words()
@@ -55,7 +56,7 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
         with contextlib.suppress(OSError):
             sys.stderr.write(f"the output could not be written: {exc.strerror}\n")
     except BaseException:  # a bug in the last words: the process ends all the same, and not as a success
-        sys.stderr.write(clean(traceback.format_exc()))
+        sys.stderr.write(clean(traceback.format_exc(), secret_values(os.environ)))
         status = 1
     finally:
         try:
@@ -84,10 +85,11 @@ def run_to_exit(work: Coroutine[Any, Any, NoReturn], secrets: frozenset[str] = f
     raise AssertionError("unreachable: the process has ended")
 
 
-def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
+def arm_watchdog(deadline_s: float, give_up: Callable[[], int], last_words: Callable[[], None]) -> None:
     """End the process soon after `deadline_s`, in seconds from now, if by then nothing else has.
 
-    `last_words` is called on the watchdog's thread while the event loop's thread is stuck.
+    Both are called on the watchdog's thread while the event loop's thread is stuck: `give_up` returns the status that
+    the process ends with.
     """
     patience = min(deadline_s + GRACE_S + WATCHDOG_SLACK_S, threading.TIMEOUT_MAX / 2)
 
@@ -95,7 +97,7 @@ def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
         time.sleep(patience)
         if _ending.locked():
             return
-        end_process(Outcome.DEADLINE.exit_status, last_words_and_stacks)
+        end_process(give_up(), last_words_and_stacks)
 
     def last_words_and_stacks() -> None:
         last_words()
@@ -107,9 +109,18 @@ def arm_watchdog(deadline_s: float, last_words: Callable[[], None]) -> None:
     threading.Thread(target=bite, name="watchdog", daemon=True).start()
 
 
+def _lose_patience(status: int) -> None:
+    time.sleep(READER_S)  # a write that is stuck holds no lock
+    os._exit(status)
+
+
 def _set_alarm(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):  # not on Windows
-        signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_ALARM_S))
+    if not hasattr(signal, "setitimer"):  # on Windows
+        return
+    if threading.current_thread() is threading.main_thread():  # whatever was inherited: the alarm has to be deadly
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_ALARM_S))
 
 
 def on_interrupt(interrupt: asyncio.Event) -> None:

@@ -76,11 +76,19 @@ class Receipts:
         self._turns: dict[int, list[Receipt]] = {}
         self._places: dict[tuple[int, str], int] = {}
 
-    def request(self, *, turn: int, call_id: object, tool: str, args: Mapping[str, object]) -> Receipt:
+    def request(
+        self,
+        *,
+        turn: int,
+        call_id: object,
+        tool: str,
+        args: Mapping[str, object],
+        secrets: frozenset[str] = frozenset(),
+    ) -> Receipt:
         """Enter the next call of a turn, by the id that the model gave it. It is withheld until its turn comes."""
         receipts = self._turns.setdefault(turn, [])
         receipt = Receipt(
-            call_id=safe_name(call_id) if isinstance(call_id, str) else None,
+            call_id=safe_name(call_id, secrets) if isinstance(call_id, str) else None,
             turn=turn,
             index=len(receipts),
             tool=tool,

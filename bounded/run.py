@@ -12,10 +12,11 @@ from typing import Any
 from bounded.deadlines import now
 from bounded.outcomes import Outcome
 from bounded.receipts import Anchor, Receipt, Receipts
-from bounded.text import clean, fit
+from bounded.text import fit
 from bounded.usage import Usage, UsageLedger
 
 MAX_REASON = 600
+MAX_TEXT = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +130,13 @@ class Run:
 
     def say(self, text: str) -> None:
         """Keep what the model last said, cleaned."""
-        self.text = clean(text, self.secrets)
+        self.text = fit(text, MAX_TEXT, self.secrets)
 
     def end(self, outcome: Outcome, reason: str | None = None) -> None:
         """Say how the run ended. Whoever says so first has the last word."""
         if self.outcome is None:
             self.outcome = outcome
-            self.reason = None if reason is None else " ".join(fit(reason, MAX_REASON, self.secrets).split())
+            self.reason = None if reason is None else fit(" ".join(reason.split()), MAX_REASON, self.secrets)
             self.emit("run_ended", outcome=outcome)
 
     def answer(self) -> Answer:

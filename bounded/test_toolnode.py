@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import BaseTool, ToolException, tool
 from langgraph.graph import END, START, StateGraph
@@ -266,20 +267,17 @@ def test_a_cut_from_above_leaves_honest_receipts(on_virtual_clock: OnVirtualCloc
     on_virtual_clock(check())
 
 
+class SlowToStart(AsyncCallbackHandler):
+    async def on_tool_start(self, *args: Any, **kwargs: Any) -> None:
+        await asyncio.sleep(60)
+
+
 def test_a_call_that_is_cut_before_its_body_began_is_withheld(on_virtual_clock: OnVirtualClock[None]) -> None:
-    class SlowToStart(BaseTool):
-        name: str = "slow_to_start"
-        description: str = "Its callbacks take long, its body is never reached."
-
-        async def ainvoke(self, *args: Any, **kwargs: Any) -> Any:
-            await asyncio.sleep(60)
-
-        def _run(self) -> str:
-            raise AssertionError("never")
+    slow = echo.model_copy(update={"callbacks": [SlowToStart()]})
 
     async def check() -> None:
-        round_ = Round([SlowToStart()])
-        task = asyncio.create_task(round_.run(("slow_to_start", {})))
+        round_ = Round([slow])
+        task = asyncio.create_task(round_.run(("echo", {"text": "x"})))
         await asyncio.sleep(1.0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -287,8 +285,8 @@ def test_a_call_that_is_cut_before_its_body_began_is_withheld(on_virtual_clock: 
         receipt = round_.receipts["c0"]
         assert (receipt.outcome, receipt.reason) == (CallOutcome.WITHHELD, "the run ended before its turn")
         assert (receipt.started_at, receipt.source_gap, receipt.bound_s) == (None, None, None)
-        told = (await Round([SlowToStart()]).run(("slow_to_start", {}))).messages["c0"].text
-        assert told.startswith("slow_to_start was not run: its time was up before it began")
+        told = (await Round([slow]).run(("echo", {"text": "x"}))).messages["c0"].text
+        assert told.startswith("echo was not run: its time was up before it began")
 
     on_virtual_clock(check())
 

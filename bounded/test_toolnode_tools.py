@@ -153,3 +153,30 @@ def test_a_tool_that_interrupts_the_graph_has_failed_alone(
 async def test_a_sync_tool_runs_and_keeps_its_name() -> None:
     seen = await Round([sync_echo]).run(("sync_echo", {"text": "hi"}))
     assert (seen.messages["c0"].text, seen.messages["c0"].name) == ("hi", "sync_echo")
+
+
+class OverridesArun(StructuredTool):
+    async def _arun(self, *args: Any, **kwargs: Any) -> str:
+        return "LOUD"
+
+
+class OverridesAinvoke(AsyncOnly):
+    async def ainvoke(self, *args: Any, **kwargs: Any) -> str:
+        return "past every bound"
+
+
+async def test_a_subclass_of_a_generic_tool_does_not_run_past_its_guard() -> None:
+    made = OverridesArun.from_function(func=lambda text: "never", name="subclass", description="d")
+    seen = await Round([made]).run(("subclass", {"text": "x"}))
+    assert (seen.messages["c0"].text, seen.receipts["c0"].outcome) == ("LOUD", CallOutcome.EXECUTED)
+
+
+async def test_a_tool_that_could_run_past_its_guard_is_refused_when_the_node_is_built() -> None:
+    with pytest.raises(TypeError, match="only a body in _run or _arun can be bounded"):
+        await Round([OverridesAinvoke()]).run(("subclass", {"text": "x"}))
+
+
+async def test_an_async_function_in_the_sync_place_has_failed() -> None:
+    made = StructuredTool.from_function(func=_async_upper, name="subclass", description="d")
+    seen = await Round([made]).run(("subclass", {"text": "x"}))
+    assert seen.messages["c0"].text.startswith("subclass failed: TypeError: a sync function returned a coroutine")

@@ -1,11 +1,12 @@
 """Untrusted text made safe before a model, a receipt or a terminal sees it: control sequences, secrets, size."""
 
 import hashlib
+import html
 import json
 import math
 import re
-from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -15,8 +16,8 @@ MAX_ARGUMENT = 500
 MAX_ARGUMENTS = 4_000
 _MAX_DEPTH = 8
 _CUT = "[cut]"
-_RAW_FACTOR = 4
 _MAX_SECRET = 1_000
+_MAX_RAW_NAME = 4_000
 # Shorter values are too likely to be a word of the text itself.
 _MIN_SECRET = 8
 
@@ -101,7 +102,9 @@ def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
         raw = value.encode("utf-8", "surrogateescape")
         forms |= {value, value.strip(), *clean(value).splitlines(), ascii(value)[1:-1], repr(value)[1:-1]}
         forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], b64encode(raw).decode()}
-        forms |= {quote(raw, safe=""), quote(raw), quote_plus(raw)}
+        forms |= {b64encode(raw).decode().rstrip("="), urlsafe_b64encode(raw).decode().rstrip("="), html.escape(value)}
+        for quoted in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+            forms |= {quoted, re.sub("%..", lambda found: found[0].lower(), quoted)}
     return frozenset(form for form in forms if len(form) >= _MIN_SECRET)
 
 
@@ -134,19 +137,19 @@ def _masked(found: re.Match[str]) -> str:
     return found.groupdict().get("keep", "") + MASK
 
 
-def fit(text: str, limit: int, secrets: Iterable[str] = ()) -> str:
+def fit(text: str, limit: int, secrets: Collection[str] = ()) -> str:
     """`text` cleaned, masked, and then cut to about `limit` characters: what any untrusted text goes through.
 
-    In this order: half a secret at a cut would be one that no mask knows. Only far over the limit the middle goes
-    first, since cleaning takes time in proportion, and there the cuts keep away from what has no white space in it.
+    In this order: half a secret at a cut would be one that no mask knows. Text far over the limit loses its middle
+    before it is cleaned, since cleaning takes time in proportion; so much is then dropped on both sides of that first
+    cut that no half of a secret is left there either.
     """
-    if len(text) <= _RAW_FACTOR * limit:
+    margin = max(_MAX_SECRET, max(map(len, secrets), default=0))
+    edge = 2 * limit + margin
+    if len(text) <= 2 * edge:
         return cap(clean(text, secrets), limit)
-    edge = _RAW_FACTOR * limit // 2
-    head, tail = text[:edge], text[-edge:]
-    head = head[: max(head.rfind(" "), head.rfind("\n"), edge - _MAX_SECRET) + 1]
-    tail = tail[min(place for place in (tail.find(" "), tail.find("\n"), _MAX_SECRET) if place >= 0) :]
-    head, tail = clean(head, secrets)[: limit // 4], clean(tail, secrets)[-(limit - limit // 4) :]
+    head = clean(text[:edge], secrets)[:-margin][: limit // 4]
+    tail = clean(text[-edge:], secrets)[margin:][limit // 4 - limit :]
     return f"{head}\n{_note(len(text) - len(head) - len(tail), len(text))}\n{tail}"
 
 
@@ -175,7 +178,7 @@ def _note(cut: int, total: int) -> str:
 
 def safe_name(name: object, secrets: Iterable[str] = ()) -> str:
     """A name that a model made up: masked, printable ASCII, escaped, at most 64 characters."""
-    escaped = ascii(mask(name, secrets))[1:-1] if isinstance(name, str) else ascii(name)
+    escaped = ascii(mask(name[:_MAX_RAW_NAME], secrets))[1:-1] if isinstance(name, str) else ascii(name)
     return escaped if len(escaped) <= MAX_NAME else escaped[: MAX_NAME - 3] + "..."
 
 

@@ -8,6 +8,7 @@ The graph that holds the node is run with a `Run` as LangGraph's `context`.
 import asyncio
 import copy
 import functools
+import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -50,7 +51,11 @@ class ToolCallEnded(ToolInvocationError):
 
 
 def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool_set: str) -> ToolNode:
-    """A native ToolNode, with its default error handling, over copies of the tools whose bodies run guarded."""
+    """A native ToolNode, with its default error handling, over copies of the tools whose bodies run guarded.
+
+    Raises:
+        TypeError: a tool overrides what stands around its body.
+    """
     limiting = frozenset(tool.name for tool in tools if TIMEOUT_ARGUMENT in _arguments(tool))
     policy = replace(timeouts, self_limiting=timeouts.self_limiting | limiting)
 
@@ -81,7 +86,11 @@ def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
     args = call.get("args")
     shown = safe_arguments(args if isinstance(args, dict) else {"unparsed": args}, run.secrets)
     return run.receipts.request(
-        turn=run.model_calls, call_id=call.get("id"), tool=safe_name(call.get("name"), run.secrets), args=shown
+        turn=run.model_calls,
+        call_id=call.get("id"),
+        tool=safe_name(call.get("name"), run.secrets),
+        args=shown,
+        secrets=run.secrets,
     )
 
 
@@ -169,7 +178,7 @@ def _judge(
         fault = "its time was up before it began" if call.failure is None else said_by(call.failure)
         if isinstance(result, ToolMessage):  # ToolNode's own words about the arguments
             fault = result.text
-        reason = " ".join(fit(fault, MAX_CALL_REASON, run.secrets).split())
+        reason = fit(" ".join(fault.split()), MAX_CALL_REASON, run.secrets)
         accepts = f" {name} accepts: {accepted(request.tool)}." if request.tool is not None else ""
         told = ToolCallEnded(f"{name} was not run: {reason}{accepts}")
         return told, {**_NEVER_BEGAN, "outcome": CallOutcome.REFUSED, "reason": reason}
@@ -223,6 +232,9 @@ def _record_late(run: Run, receipt: Receipt, settled: object) -> None:
 def _prepare(tool: BaseTool) -> BaseTool:
     """A copy of the tool, of a class of its own in which the body runs guarded."""
     cls = type(tool)
+    own = cls.ainvoke in (BaseTool.ainvoke, StructuredTool.ainvoke, Tool.ainvoke) and cls.arun is BaseTool.arun
+    if not own:
+        raise TypeError(f"the tool {tool.name} overrides ainvoke or arun: only a body in _run or _arun can be bounded")
     # Of the two generic classes the function decides whether there is an async body, elsewhere the class does.
     generic = cls._arun in (StructuredTool._arun, Tool._arun)
     is_async = tool.coroutine is not None if generic else cls._arun is not BaseTool._arun  # type: ignore[attr-defined]
@@ -232,7 +244,11 @@ def _prepare(tool: BaseTool) -> BaseTool:
         return _text(await body(*args, **kwargs))
 
     def settle_sync(*args: Any, **kwargs: Any) -> Any:
-        return _text(body(*args, **kwargs))
+        value = body(*args, **kwargs)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError("a sync function returned a coroutine; give an async one as coroutine=")
+        return _text(value)
 
     @functools.wraps(body)  # langchain-core reads from the signature what to inject
     async def guarded_arun(*args: Any, **kwargs: Any) -> Any:
@@ -244,7 +260,7 @@ def _prepare(tool: BaseTool) -> BaseTool:
         return await guarded(lambda: in_daemon_thread(lambda: settle_sync(*args, **kwargs)))
 
     # The generic classes' own `ainvoke` would take a sync function to the default executor.
-    ours = {"_arun": guarded_arun, "ainvoke": BaseTool.ainvoke if generic else cls.ainvoke}
+    ours = {"_arun": guarded_arun, "ainvoke": BaseTool.ainvoke, "__module__": cls.__module__}
     prepared = copy.copy(tool)
     object.__setattr__(prepared, "__class__", type(cls.__name__, (cls,), ours))
     return prepared
