@@ -100,7 +100,7 @@ def build_graph(
     from models.reply import requested_calls, text
 
     limits = limits or Limits()
-    caller = model.bind_tools(list(tools))
+    caller, told = model.bind_tools(list(tools)), SystemMessage(system)
 
     async def agent(state: State, runtime: Runtime[Run]) -> State:
         run = runtime.context
@@ -111,7 +111,7 @@ def build_graph(
         if run.outcome:
             return _known(run)
         call = run.start_model_call()
-        reply = await call_model(caller, [SystemMessage(system), *state["messages"]])
+        reply = await call_model(caller, [told, *state["messages"]])
         usage = judge(reply.usage_metadata)
         if not run.end_model_call(call, usage):
             return {}  # a bound ended this call before: nothing that it brings counts

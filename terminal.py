@@ -197,4 +197,5 @@ class Progress:
             width = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:
             width = 0
-        return f"\r{line[: (width if width > 0 else 80) - 1]}\x1b[K"
+        room = (width if width > 0 else 80) - 3  # for the ^C that a terminal echoes
+        return f"\r{line[:room]}\x1b[K"
