@@ -1,5 +1,6 @@
 """The command line: flags, their environment twins, refusals by name."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -115,6 +116,12 @@ def test_a_wrong_command_line_says_what_is_right(arguments: list[str], message: 
             {},
             "the tools are: list_ci_jobs, fetch_job_log",
         ),
+        (
+            [QUESTION, "--model", "gemma4:e2b"],
+            {"OLLAMA_HOST": "http://ci:fake-key/x@host"},
+            "OLLAMA_HOST is not an address",
+        ),
+        ([QUESTION], {"GOOGLE_API_KEY": "fake-key-0123", "SSL_CERT_FILE": "/nowhere"}, "look at HTTP_PROXY"),
         ([QUESTION, "--deadline", "0"], {}, "--deadline takes a number of seconds above 0, not '0'"),
     ],
 )
@@ -153,3 +160,16 @@ def test_the_deadline_of_the_command_line_ends_it() -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (3, "outcome: deadline")
     assert "fetch_job_log(815) was cut off with the run after" in done.stdout
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.slow
+def test_tracing_that_the_environment_asks_for_sends_nothing_anywhere() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        tracing = {"LANGSMITH_TRACING": "true", "LANGSMITH_API_KEY": "fake-key-0123", "LANGSMITH_ENDPOINT": endpoint}
+        assert run_graph("--quiet", "job 815", REVIEW_MODEL="offline", **tracing).returncode == 0
+        with pytest.raises(BlockingIOError):
+            listener.accept()
