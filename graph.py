@@ -220,7 +220,7 @@ async def ask(
             run.end(Outcome.INTERRUPTED, "interrupted by a person")
 
     with deadline_scope(deadline_s):
-        await until_cut(graph.ainvoke(start, config, context=run), interrupt, on_cut=cut_off)
+        await until_cut(graph.ainvoke(start, config, context=run), interrupt, on_cut=cut_off, alongside=run.in_flight)
     return run.answer()
 
 

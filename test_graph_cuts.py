@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from bounded.deadlines import deadline_scope
@@ -202,3 +203,42 @@ def test_whatever_a_model_raises_is_the_models_failure(error: BaseException, on_
     graph = build_graph(Raising(replies=[]), ci_tools(LocalCi()))
     answer = on_virtual_clock(ask(graph, QUESTION))
     assert (answer.outcome, answer.usage_known) == (Outcome.MODEL_ERROR, False)
+
+
+@pytest.mark.parametrize("how", ["deadline", "interrupt"])
+def test_a_cut_gives_each_sibling_its_grace_and_not_only_the_first_that_ends(
+    how: str, on_virtual_clock: OnVirtualClock[None]
+) -> None:
+    cleaned_up: list[str] = []
+
+    @tool
+    async def polite() -> str:
+        """Stop at once."""
+        await asyncio.sleep(60)
+        return "late"
+
+    @tool
+    async def tidy() -> str:
+        """Clean up within the grace."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned_up.append("tidy")
+        return "late"
+
+    async def check() -> None:
+        replies = [asks(call("tidy", {}, "a"), call("polite", {}, "b"))]
+        graph = build_graph(ScriptedModel(replies=replies), [tidy, polite])
+        interrupt = asyncio.Event()
+        if how == "interrupt":
+            asyncio.get_running_loop().call_later(1.0, interrupt.set)
+        answer = await ask(graph, QUESTION, deadline_s=1.0 if how == "deadline" else 60.0, interrupt=interrupt)
+        assert cleaned_up == ["tidy"]
+        assert [(r.source_gap, r.duration_sec) for r in answer.receipts] == [
+            (SourceGap.STOPPED, 1.1),
+            (SourceGap.STOPPED, 1.0),
+        ]
+        assert answer.seconds == 1.1
+
+    on_virtual_clock(check())

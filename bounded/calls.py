@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -204,11 +204,14 @@ async def until_cut(
     interrupt: asyncio.Event | None = None,
     *,
     on_cut: Callable[[Cut], None] = lambda cut: None,
+    alongside: Collection[asyncio.Task[Any]] = (),
 ) -> T | Cut:
     """Run `work` until it ends, the nearest deadline passes or `interrupt` is set; be back within `GRACE_S` after.
 
     Args:
         on_cut: called before `work` is asked to stop, so that nothing which it does from there on counts.
+        alongside: tasks that `work` has started and may let go of when it is cancelled, as `asyncio.gather` does with
+            the siblings of the first that ends; read at the cut, and given the same grace.
 
     Raises:
         asyncio.CancelledError: the caller was cancelled; `work` was asked to stop and given the grace.
@@ -236,8 +239,9 @@ async def until_cut(
             try:
                 on_cut(cut)
             finally:
+                stopping = {task, *alongside}
                 task.cancel()
-                await asyncio.wait({task}, timeout=GRACE_S)
+                await asyncio.wait(stopping, timeout=GRACE_S)
     return cut
 
 

@@ -4,6 +4,7 @@ A `Run` is handed to the graph as LangGraph's `context`, not kept in its state: 
 off, the state is lost and everything here is still known.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,6 +68,7 @@ class Run:
         model_calls: attempts, which is not to say inferences.
         outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
         text: the model's last text, cleaned.
+        in_flight: the tasks of the tool calls that are running.
     """
 
     model: str = ""
@@ -79,6 +81,7 @@ class Run:
     outcome: Outcome | None = field(default=None, init=False)
     reason: str | None = field(default=None, init=False)
     text: str = field(default="", init=False)
+    in_flight: set[asyncio.Task[Any]] = field(default_factory=set, init=False, repr=False)
     _open_call: int = field(default=0, init=False)
 
     @property

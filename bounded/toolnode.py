@@ -151,6 +151,10 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
         return await execute(request)
 
     changes: Changes = {}
+    task = asyncio.current_task()
+    if task is not None:
+        run.in_flight.add(task)
+        task.add_done_callback(run.in_flight.discard)
     try:
         result = await bounded_call(
             call, work, bound_s=bound.seconds, on_late=lambda settled: _record_late(run, receipt, settled)
