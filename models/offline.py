@@ -5,14 +5,10 @@ jobs, and answers with their failing lines. As its tokens it reports the words t
 """
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable
+
+from models.embedded import EmbeddedModel
 
 _PULL_REQUEST = re.compile(
     r"(?:\b(?:pull[ -]request|pull|pr)s?|#)(?: number| no\.?)?[\s#/:]{0,3}(\d{1,9})\b", re.IGNORECASE
@@ -30,34 +26,16 @@ _MAX_LINES = 6
 _MAX_LOGS = 8
 
 
-class OfflineTriage(BaseChatModel):
-    """The embedded triage; `bind_tools` takes what it is given, for it knows its two tools."""
+class OfflineTriage(EmbeddedModel):
+    """The embedded triage. It calls `list_ci_jobs` and `fetch_job_log`, whatever else there is."""
 
     @property
     def _llm_type(self) -> str:
         return "offline"
 
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        """It calls `list_ci_jobs` and `fetch_job_log`, whatever else there is."""
-        return self
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return self._generate(messages)  # on the loop: the default would go through its executor
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=_counted(_triage(messages), messages))])
+    async def answer(self, messages: list[BaseMessage]) -> AIMessage:
+        """The next call, or the verdict."""
+        return _counted(_triage(messages), messages)
 
 
 def _triage(messages: list[BaseMessage]) -> AIMessage:

@@ -13,17 +13,13 @@ The file is a list of objects, one a reply; every key is optional:
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.runnables import Runnable
 from pydantic import PrivateAttr, ValidationError
 
+from models.embedded import EmbeddedModel
 from models.factory import SetUpMissing
 
 _KEYS = frozenset(
@@ -36,7 +32,7 @@ class ScriptedFailure(Exception):
     """A reply's `error`, or a list that ran out."""
 
 
-class ScriptedModel(BaseChatModel):
+class ScriptedModel(EmbeddedModel):
     """Replays `replies` in order, each once; a list that runs out is an error."""
 
     replies: list[dict[str, Any]]
@@ -68,17 +64,12 @@ class ScriptedModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "scripted"
 
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        """A script knows its calls beforehand."""
-        return self
+    async def answer(self, messages: list[BaseMessage]) -> AIMessage:
+        """The next reply of the script, whatever the messages are.
 
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
+        Raises:
+            ScriptedFailure: the script says so, or has run out.
+        """
         if self._next >= len(self.replies):
             raise ScriptedFailure(f"{self.source} ran out: one reply more than its {len(self.replies)} was asked for")
         reply = self.replies[self._next]
@@ -87,16 +78,7 @@ class ScriptedModel(BaseChatModel):
             await asyncio.sleep(delay)
         if "error" in reply:
             raise ScriptedFailure(str(reply["error"]))
-        return ChatResult(generations=[ChatGeneration(message=_message(reply))])
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        raise TypeError("a scripted model is asynchronous: use ainvoke")
+        return _message(reply)
 
 
 def _message(reply: dict[str, Any]) -> AIMessage:

@@ -236,12 +236,12 @@ async def test_its_tokens_are_the_words_it_read_and_wrote() -> None:
     assert answering.total == (answering.input or 0) + words
 
 
-async def test_the_same_conversation_gets_the_same_reply_in_both_ways_of_calling() -> None:
+async def test_the_same_conversation_gets_the_same_reply() -> None:
     talk = Talk(QUESTION)
     first = await talk.next()
-    again, sync = await OfflineTriage().ainvoke(talk.messages[:2]), OfflineTriage().invoke(talk.messages[:2])
-    assert first.tool_calls == again.tool_calls == sync.tool_calls
-    assert first.usage_metadata == again.usage_metadata == sync.usage_metadata
+    again = await OfflineTriage().ainvoke(talk.messages[:2])
+    assert first.tool_calls == again.tool_calls
+    assert first.usage_metadata == again.usage_metadata
 
 
 async def test_it_answers_the_stubs_failing_pull_request_through_the_graph() -> None:

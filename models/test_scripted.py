@@ -145,11 +145,6 @@ async def test_a_call_that_is_cancelled_has_used_its_reply_up(tmp_path: Path) ->
     assert (await call_model(model, QUESTION)).text == "next"
 
 
-def test_the_synchronous_way_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="ainvoke"):
-        script(tmp_path, [{}]).invoke(QUESTION)
-
-
 async def test_tools_are_taken_and_change_nothing(tmp_path: Path) -> None:
     reply = await call_model(script(tmp_path, [{"content": "Hello."}]).bind_tools([]), QUESTION)
     assert reply.text == "Hello."
