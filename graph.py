@@ -262,7 +262,7 @@ def _stop_if_spent(run: "Run", limits: Limits) -> None:
         spent = run.usage.known_subtotal
         run.end(Outcome.TOKEN_BUDGET, f"{spent} tokens are spent, the budget is {limits.token_budget}")
     elif run.model_calls >= limits.max_steps:
-        run.end(Outcome.STEP_LIMIT, f"{run.model_calls} model calls are made, the limit is {limits.max_steps}")
+        run.end(Outcome.STEP_LIMIT, f"model calls: {run.model_calls} made, {limits.max_steps} allowed")
 
 
 def _known(run: "Run") -> State:
