@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from bounded.limits import DEADLINE_S, MAX_STEPS, MODEL_TIMEOUT_S
+from bounded.limits import DEADLINE_S, MAX_STEPS, MODEL_TIMEOUT_S, Limits
+from bounded.timeouts import ToolTimeouts
 
 EXAMPLE = 'python graph.py "Why is CI failing on pull request 415?"'
 
 EPILOG = """\
 exit status: 0 answered or paused; 1 a bug, or output that could not be written; 2 bad arguments or missing set-up;
 3 ended by a bound; 4 the model failed or said nothing; 130 interrupted.
-Each flag but --json and --quiet can be set in the environment: --tool-timeout is REVIEW_TOOL_TIMEOUT (there with
+Each flag with a value can be set in the environment: --tool-timeout is REVIEW_TOOL_TIMEOUT (there with
 commas between values), and so on; the flag wins. A .env file is not read."""
 
 
@@ -28,6 +29,8 @@ class Options:
     Attributes:
         tool_timeout_s: one timeout for all tools; None leaves each tool its own.
         tool_timeouts_s: tool name -> timeout.
+        evidence: the folder in which a run folder is made; None for no evidence.
+        served_by: what really serves the model, in the user's words.
     """
 
     question: str
@@ -38,8 +41,31 @@ class Options:
     model_timeout_s: float
     deadline_s: float
     max_steps: int
+    evidence: str | None
+    served_by: str | None
     json: bool
     quiet: bool
+
+    def limits(self, tools: Sequence[str], per_set: Mapping[str, Mapping[str, float | None]]) -> Limits:
+        """The run's limits, over the timeouts that the tools' set brings.
+
+        Raises:
+            UsageError: a timeout is for a tool that there is not.
+        """
+        if unknown := sorted(self.tool_timeouts_s.keys() - set(tools)):
+            names = ", ".join(tools)
+            raise UsageError(
+                f"--tool-timeout (or REVIEW_TOOL_TIMEOUT) names no tool {unknown[0]!a}; the tools are: {names}"
+            )
+        timeouts = ToolTimeouts(per_tool=self.tool_timeouts_s, per_set=per_set)
+        if self.tool_timeout_s is not None:  # for all tools means for those too that the set brings a timeout for
+            timeouts = ToolTimeouts(per_tool=self.tool_timeouts_s, default_s=self.tool_timeout_s)
+        return Limits(
+            token_budget=self.token_budget,
+            model_timeout_s=self.model_timeout_s,
+            max_steps=self.max_steps,
+            tool_timeouts=timeouts,
+        )
 
 
 def seconds(text: str) -> float:
@@ -81,6 +107,17 @@ def count(text: str) -> int:
     if value <= 0:
         raise UsageError(f"takes a whole number above 0, not {text[:40]!a}")
     return value
+
+
+def folder(text: str) -> str:
+    """A folder's name as a user types it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if not text.strip() or "\0" in text:
+        raise UsageError("takes a folder, for example: runs")
+    return text
 
 
 def tool_timeout(text: str) -> dict[str | None, float]:
@@ -160,6 +197,20 @@ FLAGS = (
         help="at most this many model calls in one run",
         read=count,
     ),
+    Flag(
+        name="--evidence",
+        metavar="PARENT",
+        default=None,
+        help="keep what the run did in a new folder of this one, sealed; python verify.py checks it (default: no)",
+        read=folder,
+    ),
+    Flag(
+        name="--served-by",
+        metavar="TEXT",
+        default=None,
+        help="what stands between this program and the model, in your words; kept in the evidence",
+        read=str,
+    ),
 )
 
 
@@ -170,21 +221,12 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         UsageError: in one line, what was wrong and what is right.
         SystemExit: `--help` was asked for, and printed.
     """
-    parser = _Parser(
-        prog="graph.py",
-        description="Ask why CI fails on a pull request.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = flag_parser("graph.py", "Ask why CI fails on a pull request.", EPILOG, FLAGS)
     parser.add_argument("question", nargs="*", help="for example: Why is CI failing on pull request 415?")
-    for flag in FLAGS:
-        default = "" if flag.default is None else f" (default: {flag.default})"
-        parser.add_argument(flag.name, metavar=flag.metavar, action="append", help=flag.help + default)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
     typed = parser.parse_args(arguments)
-    values = {flag.name: _value(flag, getattr(typed, flag.name[2:].replace("-", "_")), environment) for flag in FLAGS}
+    values = flag_values(FLAGS, typed, environment)
     question = " ".join(typed.question).strip()
     if not question:
         raise UsageError(f"there is no question; for example: {EXAMPLE}")
@@ -198,9 +240,35 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         model_timeout_s=values["--model-timeout"],
         deadline_s=values["--deadline"],
         max_steps=values["--max-steps"],
+        evidence=values["--evidence"],
+        served_by=values["--served-by"],
         json=typed.json,
         quiet=typed.quiet,
     )
+
+
+def flag_parser(prog: str, description: str, epilog: str, flags: Sequence[Flag]) -> argparse.ArgumentParser:
+    """A parser of these flags, which says what is wrong as a `UsageError`."""
+    parser = _Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for flag in flags:
+        default = "" if flag.default is None else f" (default: {flag.default})"
+        parser.add_argument(flag.name, metavar=flag.metavar, action="append", help=flag.help + default)
+    return parser
+
+
+def flag_values(flags: Sequence[Flag], typed: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    """What each flag holds, by its name: typed, else from its twin in the environment, else its default.
+
+    Raises:
+        UsageError: a value cannot be taken.
+    """
+    return {flag.name: _value(flag, getattr(typed, flag.name[2:].replace("-", "_")), environment) for flag in flags}
 
 
 class _Parser(argparse.ArgumentParser):

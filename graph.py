@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypedDict
 
 from bounded.limits import DEADLINE_S, Limits
 from bounded.outcomes import Outcome
-from bounded.timeouts import ToolTimeouts, check_seconds
+from bounded.timeouts import check_seconds
 
 if TYPE_CHECKING:  # `--help` must not wait for any of these
     import asyncio
@@ -38,12 +38,10 @@ if TYPE_CHECKING:  # `--help` must not wait for any of these
 
     from bounded.run import Answer, Run
     from command_line import Options
+    from recording import Recording
 
 # At most 16 calls of a reply run; from here on a reply is no reply, but an attempt to drown its reader.
 MAX_REQUESTED_CALLS = 256
-
-# LangChain's own tracing would send the question and the logs to one more service, unbounded and unasked for.
-TRACING = ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2")
 
 SYSTEM = """\
 You find out why CI fails on a pull request. You have two tools and know nothing about CI but what they return.
@@ -97,7 +95,7 @@ def build_graph(
     from bounded.toolnode import bounded_tool_node, refuse_unparsable, request_call
     from bounded.usage import judge
     from models.failures import ModelFailed, call_model
-    from models.reply import requested_calls, text
+    from models.reply import finish_reason, requested_calls, text
 
     limits = limits or Limits()
     caller, told = model.bind_tools(list(tools)), SystemMessage(system)
@@ -106,7 +104,7 @@ def build_graph(
         run = runtime.context
         run.resume_from(state)
         if time_left() == 0:
-            run.end(Outcome.DEADLINE, "no time was left for another model call")
+            run.cut(Outcome.DEADLINE, "no time was left for another model call")
         _stop_if_spent(run, limits)
         if run.outcome:
             return _known(run)
@@ -116,8 +114,15 @@ def build_graph(
         if not run.end_model_call(call, usage):
             return {}  # a bound ended this call before: nothing that it brings counts
         run.say(text(reply))
-        for requested in requested_calls(reply):
-            request_call(run, requested)
+        receipts = [request_call(run, requested) for requested in requested_calls(reply)]
+        run.emit(
+            "model_call_ended",
+            call=call,
+            usage=usage.raw,
+            finish_reason=finish_reason(reply),
+            text_chars=len(run.text),
+            proposed=[{"id": receipt.call_id, "tool": receipt.tool} for receipt in receipts],
+        )
         weigh(run, reply, state["messages"], limits, [tool.name for tool in tools])
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
         stored = usage.storable()
@@ -213,11 +218,12 @@ async def ask(
     start: State = {"messages": [HumanMessage(clean(question, run.secrets))], **_known(run)}
 
     def cut_off(cut: Cut) -> None:  # before anything is asked to stop: what a call still brings from here on is late
-        run.cut_model_call("was cut off with the run")
         if cut is Cut.DEADLINE:
-            run.end(Outcome.DEADLINE, f"the deadline passed after {run.elapsed_s:.1f} s")
+            run.cut(Outcome.DEADLINE, f"the deadline passed after {run.elapsed_s:.1f} s")
         elif cut is Cut.INTERRUPT:
-            run.end(Outcome.INTERRUPTED, "interrupted by a person")
+            run.cut(Outcome.INTERRUPTED, "interrupted by a person")
+        else:
+            run.cut_model_call("was cut off with the run")
 
     with deadline_scope(deadline_s):
         await until_cut(graph.ainvoke(start, config, context=run), interrupt, on_cut=cut_off, alongside=run.in_flight)
@@ -225,28 +231,41 @@ async def ask(
 
 
 async def ask_and_exit(
-    graph: "CompiledStateGraph[State, Run, State, State]", options: "Options", secrets: frozenset[str]
+    graph: "CompiledStateGraph[State, Run, State, State]",
+    options: "Options",
+    limits: Limits,
+    secrets: frozenset[str],
+    recording: "Recording | None",
 ) -> NoReturn:
     """Ask one question as the command line does, print what it came to, and end the process, whatever is stuck."""
     import asyncio
 
     from bounded.exit import arm_watchdog, end_process, on_interrupt
-    from bounded.run import Run
+    from bounded.run import Run, to_all
     from terminal import Progress, show, show_json
 
     interrupt = asyncio.Event()
     on_interrupt(interrupt)
     progress = None if options.quiet else Progress(sys.stderr)
-    run = Run(model=options.model, secrets=secrets, observe=progress)
+    record = None
+    if recording is not None:
+        record = recording.run("question", options.question, limits, deadline_s=options.deadline_s)
+    run = Run(model=options.model, secrets=secrets, observe=to_all(record, progress))
 
     def last_words() -> None:
         if progress is not None:
             progress.close()
-        (show_json if options.json else show)(run.answer())
+        answer = run.answer()
+        try:
+            (show_json if options.json else show)(answer)
+            sys.stdout.flush()
+        finally:  # a reader that left early takes nothing from the evidence
+            if recording is not None:
+                recording.stop("question", answer)
+                recording.close(answer.outcome)
 
     def blocked() -> int:
-        run.cut_model_call("was cut off with the run")
-        run.end(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
+        run.cut(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
         return run.answer().outcome.exit_status
 
     arm_watchdog(options.deadline_s, blocked, last_words)
@@ -279,7 +298,6 @@ def _work(
     options: "Options", environment: Mapping[str, str], secrets: frozenset[str]
 ) -> "Coroutine[Any, Any, NoReturn]":
     from ci import LocalCi
-    from command_line import UsageError
     from models.factory import build_model
     from sources.jobs import TOOL_SET, ci_tools
     from terminal import clean_logs
@@ -287,22 +305,17 @@ def _work(
     clean_logs(secrets)
     source = LocalCi()
     tools = ci_tools(source, secrets=secrets)
-    if unknown := sorted(options.tool_timeouts_s.keys() - {tool.name for tool in tools}):
-        names = ", ".join(tool.name for tool in tools)
-        raise UsageError(
-            f"--tool-timeout (or REVIEW_TOOL_TIMEOUT) names no tool {unknown[0]!a}; the tools are: {names}"
-        )
-    timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, per_set={TOOL_SET: source.timeouts})
-    if options.tool_timeout_s is not None:  # for all tools means for those too for which the source brings a timeout
-        timeouts = ToolTimeouts(per_tool=options.tool_timeouts_s, default_s=options.tool_timeout_s)
-    limits = Limits(
-        token_budget=options.token_budget,
-        model_timeout_s=options.model_timeout_s,
-        max_steps=options.max_steps,
-        tool_timeouts=timeouts,
-    )
+    limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
     model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
-    return ask_and_exit(build_graph(model, tools, limits=limits, tool_set=TOOL_SET), options, secrets)
+    recording = None
+    if options.evidence is not None:
+        from recording import Recording
+
+        recording = Recording(
+            options.evidence, "question", options.model, environment, secrets, served_by=options.served_by
+        )
+    graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)
+    return ask_and_exit(graph, options, limits, secrets, recording)
 
 
 def main() -> NoReturn:
@@ -311,11 +324,9 @@ def main() -> NoReturn:
 
     from command_line import UsageError, parse
     from models.factory import SetUpMissing
-    from terminal import complain, steady_streams
+    from terminal import complain, set_up
 
-    steady_streams()
-    for name in TRACING:
-        os.environ.pop(name, None)
+    set_up()
     try:
         options = parse(sys.argv[1:], os.environ)
         from bounded.text import secret_values
@@ -323,10 +334,10 @@ def main() -> NoReturn:
         secrets = secret_values(os.environ)
         work = _work(options, os.environ, secrets)
     except (UsageError, SetUpMissing) as exc:
-        sys.exit(complain(str(exc)))
+        sys.exit(complain("graph.py", str(exc)))
     except ModuleNotFoundError as exc:
         hint = f"run: make ask, or: {sys.executable} -m pip install -r requirements-lock.txt"
-        sys.exit(complain(f"{exc.name} is not installed for {sys.executable}; {hint}"))
+        sys.exit(complain("graph.py", f"{exc.name} is not installed for {sys.executable}; {hint}"))
     from bounded.exit import run_to_exit
 
     run_to_exit(work, secrets)

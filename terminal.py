@@ -19,11 +19,16 @@ USAGE_STATUS = 2
 SCHEMA_VERSION = 1
 MAX_LOG_LINE = 300
 TICK_S = 0.2
+BAR = 20
 CLOSE_S = 0.5
+# LangChain's own tracing would send the question and the logs to one more service, unbounded and unasked for.
+TRACING = ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2")
 
 
-def steady_streams() -> None:
-    """Make stdout and stderr such that writing to them cannot fail for what is written, or for their being closed."""
+def set_up() -> None:
+    """What each script does first: streams to which writing cannot fail for what is written, and no tracing."""
+    for name in TRACING:
+        os.environ.pop(name, None)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # started with it closed
@@ -48,11 +53,11 @@ def clean_logs(secrets: frozenset[str]) -> None:
     logging.captureWarnings(True)
 
 
-def complain(message: str) -> int:
+def complain(script: str, message: str) -> int:
     """One line on stderr about what was typed or set up; returns the exit status."""
     from bounded.text import clean
 
-    sys.stderr.write(f"graph.py: {_line(clean(message))}\n")
+    sys.stderr.write(f"{script}: {_line(clean(message))}\n")
     return USAGE_STATUS
 
 
@@ -130,10 +135,12 @@ class Progress:
     hides the cursor, so a process that is ended at any moment leaves the terminal as it was.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, total: int | None = None) -> None:
+        """`total`: how many ends are to come, where that is known; the live line then begins with a bar."""
         self._stream = stream
         self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._doing: dict[object, tuple[str, float]] = {}
+        self._total, self._ended = total, 0
         self._closed = False
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write_all, name="progress", daemon=True)
@@ -143,18 +150,18 @@ class Progress:
         """Observe one event of a run."""
         facts: Mapping[str, Any] = event.facts
         if event.kind == "model_call_started":
-            self._begin("model", f"model call {facts['call']}")
+            self.begin("model", f"model call {facts['call']}")
         elif event.kind == "model_call_ended":
-            self._end("model", f"model call {facts['call']} ended")
+            self.end("model", f"model call {facts['call']} ended")
         elif event.kind == "model_call_cut":
-            self._end("model", f"model call {facts['call']} {facts['fate']}")
+            self.end("model", f"model call {facts['call']} {facts['fate']}")
         elif event.kind == "tool_call_started":
             receipt = facts["receipt"]
             bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"
-            self._begin((receipt.turn, receipt.index), f"{call_label(receipt)}{bound}")
+            self.begin((receipt.turn, receipt.index), f"{call_label(receipt)}{bound}")
         elif event.kind == "tool_call_ended":
             receipt = facts["receipt"]
-            self._end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
+            self.end((receipt.turn, receipt.index), f"{call_label(receipt)} {fate(receipt)}")
 
     def close(self) -> None:
         """Take the live line away, before anything else is printed; what cannot be written soon is let go.
@@ -165,13 +172,16 @@ class Progress:
         self._writer.join(None if self._live and sys.stdout.isatty() else CLOSE_S)
         self._closed = True
 
-    def _begin(self, key: object, what: str) -> None:
+    def begin(self, key: object, what: str) -> None:
+        """Something goes on until `end` is called with the same key."""
         self._doing[key] = (what, time.monotonic())
         if not self._live:
             self._lines.put(f"{what} ...\n")
 
-    def _end(self, key: object, what: str) -> None:
+    def end(self, key: object, what: str) -> None:
+        """What `begin` began has ended; `what` says how."""
         self._doing.pop(key, None)
+        self._ended += 1
         if not self._live:
             self._lines.put(f"{what}\n")
 
@@ -193,6 +203,9 @@ class Progress:
     def _drawn(self) -> str:
         doing = [f"{time.monotonic() - since:.0f} s {what}" for what, since in list(self._doing.values())]
         line = "; ".join(doing[:3]) + (f"; {len(doing) - 3} more" if len(doing) > 3 else "")
+        if self._total is not None:
+            done = BAR * self._ended // self._total
+            line = f"[{'#' * done}{'.' * (BAR - done)}] {self._ended}/{self._total} {line}"
         try:
             width = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:

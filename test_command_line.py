@@ -30,6 +30,8 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
         model_timeout_s=60.0,
         deadline_s=120.0,
         max_steps=12,
+        evidence=None,
+        served_by=None,
         json=False,
         quiet=False,
     )
@@ -45,6 +47,8 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
         ("--model-timeout", "7", "model_timeout_s", 7.0),
         ("--deadline", "0.5", "deadline_s", 0.5),
         ("--max-steps", "3", "max_steps", 3),
+        ("--evidence", "runs", "evidence", "runs"),
+        ("--served-by", "Ollama 0.12", "served_by", "Ollama 0.12"),
     ],
 )
 def test_a_flag_and_its_environment_twin_say_the_same_and_the_flag_wins(

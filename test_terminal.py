@@ -182,7 +182,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_gets_one_live_line_that_is_taken_away_at_the_end() -> None:
     stream = Terminal()
     progress = Progress(stream)
-    progress(Event(kind="tool_call_started", elapsed_s=0.0, facts={"receipt": _receipt(bound_s=3.0)}))
+    progress(Event(kind="tool_call_started", facts={"receipt": _receipt(bound_s=3.0)}))
     assert stream.written.wait(10)
     progress.close()
     assert "\r0 s fetch_job_log(815), at most 3.0 s\x1b[K" in stream.getvalue()
@@ -194,7 +194,7 @@ def test_a_watcher_that_has_gone_does_not_stop_the_run() -> None:
     stream = Terminal()
     progress = Progress(stream)
     stream.close()
-    progress(Event(kind="model_call_started", elapsed_s=0.0, facts={"call": 1}))
+    progress(Event(kind="model_call_started", facts={"call": 1}))
     progress.close()
 
 

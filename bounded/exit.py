@@ -54,7 +54,7 @@ def end_process(status: int, last_words: Callable[[], None] | None = None) -> No
     except OSError as exc:
         status = 1 if status == 0 else status
         with contextlib.suppress(OSError):
-            sys.stderr.write(f"the output could not be written: {exc.strerror}\n")
+            sys.stderr.write(f"the output could not be written: {exc.strerror or exc}\n")
     except BaseException:  # a bug in the last words: the process ends all the same, and not as a success
         sys.stderr.write(clean(traceback.format_exc(), secret_values(os.environ)))
         status = 1

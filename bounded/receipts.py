@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bounded.outcomes import CallOutcome, SourceGap
-from bounded.text import safe_name
+from bounded.text import MAX_NAME, digest, safe_name
 
 BEFORE_ITS_TURN = "the run ended before its turn"
 
@@ -88,7 +88,7 @@ class Receipts:
         """Enter the next call of a turn, by the id that the model gave it. It is withheld until its turn comes."""
         receipts = self._turns.setdefault(turn, [])
         receipt = Receipt(
-            call_id=safe_name(call_id, secrets) if isinstance(call_id, str) else None,
+            call_id=_identity(call_id, secrets) if isinstance(call_id, str) else None,
             turn=turn,
             index=len(receipts),
             tool=tool,
@@ -115,3 +115,9 @@ class Receipts:
     def all(self) -> tuple[Receipt, ...]:
         """Every receipt, in the order in which the calls were requested."""
         return tuple(receipt for receipts in self._turns.values() for receipt in receipts)
+
+
+def _identity(call_id: str, secrets: frozenset[str]) -> str:
+    """A call's id made safe; long ones that differ stay different."""
+    safe = safe_name(call_id, secrets)
+    return safe if len(safe) < MAX_NAME else f"{safe[: MAX_NAME - 19]}...{digest(call_id)[:16]}"

@@ -22,14 +22,24 @@ MAX_TEXT = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened in a run, for whoever watches it. `elapsed_s` counts from the run's anchor."""
+    """Something that happened in a run, for whoever watches it."""
 
     kind: str
-    elapsed_s: float
     facts: Mapping[str, object]
 
 
 Observer = Callable[[Event], None]
+
+
+def to_all(*observers: Observer | None) -> Observer:
+    """One observer that hands each event to all that there are, in their order."""
+    there = [observer for observer in observers if observer is not None]
+
+    def observe(event: Event) -> None:
+        for observer in there:
+            observer(event)
+
+    return observe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +104,7 @@ class Run:
 
     def emit(self, kind: str, **facts: object) -> None:
         if self.observe is not None:
-            self.observe(Event(kind=kind, elapsed_s=self.elapsed_s, facts=facts))
+            self.observe(Event(kind=kind, facts=facts))
 
     def resume_from(self, state: Mapping[str, Any]) -> None:
         """Go on from what an earlier run left in the graph's state; a run that has begun already knows better."""
@@ -112,13 +122,15 @@ class Run:
         return self.model_calls
 
     def end_model_call(self, call: int, usage: Usage) -> bool:
-        """Charge a reply; False where that call was ended already, and its reply is quarantined uncharged."""
+        """Charge a reply; False where that call was ended already, and its reply is quarantined uncharged.
+
+        Whoever reads the reply says in the event `model_call_ended` what stood in it.
+        """
         if self._open_call != call:
             self.emit("model_call_late", call=call, usage=usage.raw)
             return False
         self._open_call = 0
         self.usage.record(usage)
-        self.emit("model_call_ended", call=call, usage=usage.raw)
         return True
 
     def cut_model_call(self, fate: str) -> None:
@@ -131,6 +143,12 @@ class Run:
             self._open_call = 0
             self.usage.lose(f"a model call {fate}: what it spent was not reported")
 
+    def cut(self, outcome: Outcome, reason: str) -> None:
+        """Something from above ends the run: a bound, or a person."""
+        self.emit("run_cut", by=outcome)
+        self.cut_model_call("was cut off with the run")
+        self.end(outcome, reason)
+
     def say(self, text: str) -> None:
         """Keep what the model last said, cleaned."""
         self.text = fit(text, MAX_TEXT, self.secrets)
@@ -140,7 +158,7 @@ class Run:
         if self.outcome is None:
             self.outcome = outcome
             self.reason = None if reason is None else fit(" ".join(reason.split()), MAX_REASON, self.secrets)
-            self.emit("run_ended", outcome=outcome)
+            self.emit("run_ended", outcome=outcome, reason=self.reason)
 
     def answer(self) -> Answer:
         """What the run has come to by now; a run without an outcome is paused."""

@@ -172,6 +172,14 @@ def said_by(error: BaseException) -> str:
         return f"an error that cannot be shown ({safe_name(type(exc).__name__)})"
 
 
+def repr_of(value: object) -> str:
+    """The `repr` of a value. It is foreign code, and may raise as well."""
+    try:
+        return repr(value)
+    except Exception as exc:
+        return f"a {safe_name(type(value).__name__)} that cannot be shown ({safe_name(type(exc).__name__)})"
+
+
 def _note(cut: int, total: int) -> str:
     return f"[... {cut:,} of {total:,} characters cut here ...]"
 

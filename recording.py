@@ -1,0 +1,77 @@
+"""What the scripts share to keep evidence: a run folder opened before the runs, and sealed with the last words."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.request import getproxies
+
+from bounded.limits import Limits
+from bounded.run import Answer, Observer
+from command_line import UsageError
+from evidence.capture import Finish, frames, pseudo_terminal, tee
+from evidence.folder import RunFolder
+from evidence.provenance import public, record_provenance
+from models.factory import endpoint
+from terminal import answer_dict
+
+
+class Recording:
+    """A run folder, and what the process writes to its stdout from here on."""
+
+    def __init__(
+        self,
+        parent: str,
+        kind: str,
+        model: str,
+        environment: Mapping[str, str],
+        secrets: frozenset[str],
+        *,
+        served_by: str | None,
+        capture: Callable[[], Finish] = tee,
+        **facts: object,
+    ) -> None:
+        """Make the folder, and write into it where the record comes from.
+
+        Args:
+            served_by: what stands between this program and the model, in the user's words.
+            capture: how stdout is recorded; with `pseudo_terminal` pictures of the final screen are kept as well.
+            facts: what the first event says besides.
+
+        Raises:
+            UsageError: the folder cannot be made.
+        """
+        way = endpoint(model, environment)
+        # Only Gemini's own client looks for a proxy: Ollama's is told not to, and a probe's transport does not.
+        proxied = kind != "live-probe" and model.startswith("gemini-") and bool(getproxies())
+        between = {"proxy": proxied, "served_by": served_by}
+        try:
+            self.folder = RunFolder(Path(parent), kind, model=public(model), endpoint=way, secrets=secrets, **facts)
+            record_provenance(self.folder, sys.argv, model=model, endpoint=way, between=between)
+        except OSError as exc:
+            raise UsageError(f"--evidence {parent}: {exc.strerror or exc}; for example: --evidence runs") from exc
+        self.model = public(model)
+        self._pictures = capture is pseudo_terminal
+        self._finish_stdout = capture()
+
+    def run(self, name: str, question: str, limits: Limits, *, deadline_s: float | None, **facts: object) -> Observer:
+        """Record that a run starts; what comes back records each of its events."""
+        return self.folder.observer(
+            name, limits=limits, deadline_s=deadline_s, question=question, model=self.model, **facts
+        )
+
+    def stop(self, name: str, answer: Answer) -> None:
+        """Record what a run came to."""
+        self.folder.record("stop", name, **answer_dict(answer))
+
+    def close(self, outcome: str) -> None:
+        """Seal the folder, and say on stderr where it is.
+
+        Raises:
+            OSError: it cannot be sealed.
+        """
+        stdout = self._finish_stdout()
+        if self._pictures:
+            for name, picture in frames(stdout).items():
+                self.folder.write(f"images/{name}", picture)
+        self.folder.seal(outcome, stdout=stdout)
+        sys.stderr.write(f"evidence: {self.folder.path}\n")
