@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
+
+    from models.meter import Levers
 
 # Reported in public, not seen here: the Gemini service refuses a provider-side deadline below 10 s with a 400.
 MIN_PROVIDER_TIMEOUT_S = 10.0
@@ -14,16 +17,20 @@ class SetUpMissing(Exception):
     """The model cannot be built from what the environment holds; the message names the command that mends it."""
 
 
-def build_model(name: str, *, model_timeout_s: float | None, environment: Mapping[str, str]) -> "BaseChatModel":
+def build_model(
+    name: str, *, model_timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None" = None
+) -> "BaseChatModel":
     """The chat model of that name: `offline`, `scripted:FILE`, `gemini-*`, else an Ollama tag.
 
     The provider's own timeout is max(`MIN_PROVIDER_TIMEOUT_S`, ours), so that ours fires first or with it; no retry
-    hides a second paid call.
+    hides a second paid call. A probe's `levers` bring an HTTP timeout of their own.
 
     Raises:
         SetUpMissing: a key, a file or a setting is missing or wrong.
     """
     timeout_s = None if model_timeout_s is None else max(MIN_PROVIDER_TIMEOUT_S, model_timeout_s)
+    if levers is not None:
+        timeout_s = levers.http_timeout_s
     for kind, is_one, form in (
         ("offline", name == "offline", "offline"),
         ("scripted", name.startswith("scripted:"), "scripted:FILE"),
@@ -33,7 +40,7 @@ def build_model(name: str, *, model_timeout_s: float | None, environment: Mappin
         if not is_one and not tag and name.lower().removeprefix("models/").startswith(kind):
             raise SetUpMissing(f"there is no model {name!a}; did you mean {form}?")
     try:
-        return _build(name, timeout_s, environment)
+        return _build(name, timeout_s, environment, levers)
     except ModuleNotFoundError:
         raise
     except (ImportError, OSError) as exc:  # what a proxy's or a certificate's setting does to an HTTP client
@@ -43,7 +50,21 @@ def build_model(name: str, *, model_timeout_s: float | None, environment: Mappin
         ) from exc
 
 
-def _build(name: str, timeout_s: float | None, environment: Mapping[str, str]) -> "BaseChatModel":
+def endpoint(name: str, environment: Mapping[str, str]) -> str:
+    """Where that model's requests go: `in_process`, `provider` (its own), `loopback` or `overridden`."""
+    if name == "offline" or name.startswith("scripted:"):
+        return "in_process"
+    gemini = name.startswith("gemini-")
+    host = environment.get("GOOGLE_GEMINI_BASE_URL" if gemini else "OLLAMA_HOST", "").strip()
+    if gemini and not host:
+        return "provider"
+    parts = urlsplit(host if "://" in host else f"http://{host or '127.0.0.1'}")
+    return "loopback" if parts.hostname in ("127.0.0.1", "localhost", "::1") else "overridden"
+
+
+def _build(
+    name: str, timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None"
+) -> "BaseChatModel":
     if name == "offline":
         from models.offline import OfflineTriage
 
@@ -55,7 +76,7 @@ def _build(name: str, timeout_s: float | None, environment: Mapping[str, str]) -
     if name.startswith("gemini-"):
         from models.gemini import gemini_model
 
-        return gemini_model(name, timeout_s=timeout_s, environment=environment)
+        return gemini_model(name, timeout_s=timeout_s, environment=environment, levers=levers)
     from models.ollama import ollama_model
 
-    return ollama_model(name, timeout_s=timeout_s, environment=environment)
+    return ollama_model(name, timeout_s=timeout_s, environment=environment, levers=levers)

@@ -29,6 +29,7 @@ TOO_MANY = "the provider's rate limit was reached"
 # says everything with one class: there the HTTP status tells more.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
+    ("models.meter.RequestRefused", "refused", "no further request may leave this process"),
     ("langchain_core.exceptions.ModelAuthenticationError", "unauthorized", BAD_KEY),
     ("langchain_core.exceptions.ModelPermissionDeniedError", "unauthorized", BAD_KEY),
     ("langchain_core.exceptions.ModelNotFoundError", "not_found", NOT_FOUND),

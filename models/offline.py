@@ -4,6 +4,7 @@ It asks for the jobs of the pull request, or for the log of the job, that the qu
 jobs, and answers with their failing lines. As its tokens it reports the words that it read and wrote.
 """
 
+import asyncio
 import re
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCall, ToolMessage
@@ -27,7 +28,12 @@ _MAX_LOGS = 8
 
 
 class OfflineTriage(EmbeddedModel):
-    """The embedded triage. It calls `list_ci_jobs` and `fetch_job_log`, whatever else there is."""
+    """The embedded triage. It calls `list_ci_jobs` and `fetch_job_log`, whatever else there is.
+
+    `hold_back_s` seconds it waits before each reply, to be as slow as a language model where that is wanted.
+    """
+
+    hold_back_s: float = 0.0
 
     @property
     def _llm_type(self) -> str:
@@ -35,6 +41,7 @@ class OfflineTriage(EmbeddedModel):
 
     async def answer(self, messages: list[BaseMessage]) -> AIMessage:
         """The next call, or the verdict."""
+        await asyncio.sleep(self.hold_back_s)
         return _counted(_triage(messages), messages)
 
 

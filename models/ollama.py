@@ -1,7 +1,7 @@
 """A model that an Ollama server holds, through langchain-ollama."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from models.factory import SetUpMissing
@@ -9,10 +9,14 @@ from models.factory import SetUpMissing
 if TYPE_CHECKING:
     from langchain_ollama import ChatOllama
 
+    from models.meter import Levers
+
 DEFAULT_HOST = "http://127.0.0.1:11434"
 
 
-def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str, str]) -> "ChatOllama":
+def ollama_model(
+    name: str, *, timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None" = None
+) -> "ChatOllama":
     """The model of that tag on the server that `OLLAMA_HOST` names, else on this machine; `timeout_s` is per read.
 
     `ChatOllama(timeout=...)` is silently ignored and its client waits for ever by default, so the client's own keyword
@@ -27,8 +31,11 @@ def ollama_model(name: str, *, timeout_s: float | None, environment: Mapping[str
     from langchain_ollama import ChatOllama  # only now: the package underneath builds a client while it is imported
 
     # No proxy of the environment and no redirect: the conversation goes to the named host and nowhere else.
-    client = {"timeout": timeout_s, "trust_env": False, "follow_redirects": False}
-    return ChatOllama(model=name, base_url=host, temperature=0, client_kwargs=client)
+    client: dict[str, Any] = {"timeout": timeout_s, "trust_env": False, "follow_redirects": False}
+    if levers is not None:
+        client["transport"] = levers.meter
+    num_predict = None if levers is None else levers.max_output_tokens
+    return ChatOllama(model=name, base_url=host, temperature=0, num_predict=num_predict, client_kwargs=client)
 
 
 def _is_address(host: str) -> bool:
