@@ -11,6 +11,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,6 +42,9 @@ FAULT_BOUND_S = 0.2
 FAULT_REPEATS = 7
 AT_ONCE = 200
 STARTS = 15
+REPEATS = (50, 100, 200)
+JOBS = 50
+KIB_A_MB = 1024**2 if sys.platform == "darwin" else 1024  # a peak is in bytes there
 SDKS = {"langchain_google_genai", "google.genai", "langchain_ollama", "ollama", "langchain_openai", "openai"}
 USAGE = {"input_tokens": 900, "output_tokens": 20, "total_tokens": 920}
 
@@ -157,7 +161,7 @@ async def measure_crowd() -> None:
 
 
 def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024**2 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_A_MB
 
 
 async def start(*arguments: str) -> str:
@@ -183,6 +187,39 @@ async def measure_start() -> None:
     row("  of the provider SDKs an offline answer imports", ", ".join(sorted(sdks)) or "none")
 
 
+def measure_batches() -> None:
+    print(f"record.py --jobs {JOBS} with the five scenarios, offline")
+    first = 0.0
+    for repeat in REPEATS:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = [
+                "--repeat",
+                f"{repeat}",
+                "--jobs",
+                f"{JOBS}",
+                "--out",
+                f"{folder}/runs.json",
+                "--evidence",
+                folder,
+            ]
+            started = time.perf_counter()
+            child = subprocess.Popen(
+                [sys.executable, "record.py", *arguments],
+                env={**os.environ, "REVIEW_MODEL": "offline"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            _pid, status, used = os.wait4(child.pid, 0)
+            seconds = time.perf_counter() - started
+        if status != 0:
+            raise RuntimeError(f"record.py ended with {status}")
+        first = first or seconds / repeat
+        figure = (
+            f"{used.ru_maxrss / KIB_A_MB:.0f} MB peak, {seconds:.1f} s, ratio: {seconds / repeat / first:.2f} a repeat"
+        )
+        row(f"  --repeat {repeat}", figure)
+
+
 def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}")
     asyncio.run(measure_crowd())  # first: a peak never falls again
@@ -194,6 +231,7 @@ def main() -> None:
     print(f"a whole question beyond its bound of {FAULT_BOUND_S:g} s, {FAULT_REPEATS} times each")
     asyncio.run(measure_faults())
     asyncio.run(measure_start())
+    measure_batches()
 
 
 if __name__ == "__main__":
