@@ -34,6 +34,10 @@ class Refused(Exception):
     """The plan is not authorised; the message says why, in words of our own."""
 
 
+class _Unfit(Exception):
+    """Why a guard or its answer cannot be taken, in words of our own; a guard that raises `Refused` has its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What one probe may do. Durations in seconds.
@@ -85,13 +89,13 @@ def authorise(guard: str, plan: Plan) -> Callable[[], None]:
         Refused: the guard lies inside the project, fails, takes too long, or answers anything else than the plan's
             authorisation.
     """
-    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Authorisation | Refused] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            answers.put(asyncio.run(_guard(guard)(plan)))
-        except Refused as exc:
-            answers.put(exc)
+            answers.put(_leave(asyncio.run(_guard(guard)(plan)), plan))
+        except _Unfit as exc:
+            answers.put(Refused(str(exc)))
         except BaseException as exc:  # what it says may hold anything, what it is does not
             answers.put(Refused(f"the guard raised {safe_name(type(exc).__name__)}"))
 
@@ -102,51 +106,54 @@ def authorise(guard: str, plan: Plan) -> Callable[[], None]:
         raise Refused(f"the guard did not answer within {GUARD_S:g} s") from None
     if isinstance(answer, Refused):
         raise answer
-    if type(answer) is not Authorisation:
-        raise Refused(f"the guard answered {safe_name(type(answer).__name__)}, which is no authorisation")
-    _check(answer, plan)
     left = [answer]
 
     def spend() -> None:
         if not left:
             raise Refused("the authorisation is used up")
-        _check(left.pop(), plan)
+        try:
+            _leave(left.pop(), plan)
+        except _Unfit as exc:
+            raise Refused(str(exc)) from None
 
     return spend
 
 
-def _check(authorisation: Authorisation, plan: Plan) -> None:
-    expires_at = authorisation.expires_at
-    if authorisation.plan_sha256 != plan.digest:
-        raise Refused("the authorisation is for another plan")
-    if not isinstance(expires_at, datetime) or expires_at.tzinfo is None:
-        raise Refused("the authorisation does not say when it expires, as a moment with an offset")
+def _leave(answer: object, plan: Plan) -> Authorisation:
+    if type(answer) is not Authorisation:
+        raise _Unfit(f"the guard answered {safe_name(type(answer).__name__)}, which is no authorisation")
+    expires_at = answer.expires_at
+    if answer.plan_sha256 != plan.digest:
+        raise _Unfit("the authorisation is for another plan")
+    if not isinstance(expires_at, datetime) or expires_at.utcoffset() is None:
+        raise _Unfit("the authorisation does not say when it expires, as a moment with an offset")
     left = expires_at - datetime.now(UTC)
     if left <= timedelta(0):
-        raise Refused("the authorisation has expired")
+        raise _Unfit("the authorisation has expired")
     if left > LONGEST:
-        raise Refused(f"the authorisation expires later than in {LONGEST.total_seconds():g} s")
+        raise _Unfit(f"the authorisation expires later than in {LONGEST.total_seconds():g} s")
+    return answer
 
 
 def _guard(name: str) -> Callable[[Plan], Coroutine[Any, Any, object]]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name.isidentifier():
-        raise Refused("a guard is named as package.module:function")
+        raise _Unfit("a guard is named as package.module:function")
     parts = module_name.split(".")
     for length in range(1, len(parts) + 1):  # each package before anything of it is run
         spec = importlib.util.find_spec(".".join(parts[:length]))
         if spec is None:
-            raise Refused("there is no such guard")
+            raise _Unfit("there is no such guard")
         _lies_outside(spec.origin or next(iter(spec.submodule_search_locations or []), None))
     guard = getattr(importlib.import_module(module_name), function_name, None)
     if not inspect.iscoroutinefunction(guard):
-        raise Refused("a guard is an async function")
+        raise _Unfit("a guard is an async function")
     _lies_outside(inspect.unwrap(guard).__code__.co_filename)
     return guard
 
 
 def _lies_outside(origin: str | None) -> None:
     if origin is None or not Path(origin).exists():
-        raise Refused("it cannot be seen where the guard lies")
+        raise _Unfit("it cannot be seen where the guard lies")
     if any(path.is_relative_to(ROOT) for path in (Path(origin).absolute(), Path(origin).resolve())):
-        raise Refused("the guard lies inside the project")
+        raise _Unfit("the guard lies inside the project")

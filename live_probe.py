@@ -80,7 +80,7 @@ class CountFirst:
             counted = await count_tokens(self.model, messages)
             self.count = NOT_AVAILABLE if counted is None else "counted"
         finally:
-            self.recording.folder.record("token_count", status=self.count, counted=counted)
+            self.recording.folder.record("token_count", RUN, status=self.count, counted=counted)
         return await self.caller.ainvoke(messages)
 
 
@@ -98,11 +98,11 @@ def verdict(answer: Answer, count: str) -> str:
 
 async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recording, secrets: frozenset[str]) -> NoReturn:
     """Ask the one question, print what it came to, seal it, and end the process."""
+    interrupt = asyncio.Event()
+    on_interrupt(interrupt)
     from ci import LocalCi
     from sources.jobs import TOOL_SET, ci_tools
 
-    interrupt = asyncio.Event()
-    on_interrupt(interrupt)
     source = LocalCi()
     limits = Limits(
         token_budget=plan.token_budget,
@@ -164,6 +164,7 @@ def main() -> NoReturn:
     except UsageError as exc:
         sys.exit(complain("live_probe.py", str(exc)))
     recording.folder.record("plan", **asdict(plan), plan_sha256=plan.digest)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # until the probe has its own: there is a folder to seal
     try:
         spend = authorise(values["--guard"], plan)
         # From here on it is allowed to know what is secret.
@@ -171,12 +172,18 @@ def main() -> NoReturn:
         clean_logs(secrets)
         allowed = plan.token_counts + plan.generations
         meter = Meter(lambda facts: recording.folder.record("exchange", **facts), allowed=allowed)
-        levers = Levers(meter=meter)
+        levers = Levers(meter=meter, max_output_tokens=plan.max_output_tokens, http_timeout_s=plan.http_timeout_s)
         model = build_model(plan.model, model_timeout_s=plan.model_timeout_s, environment=os.environ, levers=levers)
-        recording.folder.record("levers", **levers_of(model, levers))
+        at_hand = levers_of(model, levers)
+        recording.folder.record("levers", **at_hand)
+        if at_hand["token_count"] == NOT_AVAILABLE:
+            meter.allowed -= plan.token_counts
         spend()
     except (Refused, SetUpMissing) as exc:
         refuse(recording, str(exc))
+    except KeyboardInterrupt:
+        recording.folder.record("interrupted")
+        end_process(STATUS["interrupted"], lambda: recording.close("interrupted"))
     run_to_exit(probe_and_exit(plan, model, recording, secrets), secrets)
 
 

@@ -103,6 +103,7 @@ class Batch:
     Attributes:
         waiting: scenario and number of the runs that have not begun, in order.
         first_replies: scenario name -> what its first reply used, None where that is unknown.
+        going: the names of the runs that have begun and not ended.
         rows: run name -> what it came to, as runs.json holds it.
     """
 
@@ -115,6 +116,7 @@ class Batch:
         self.first_replies: dict[str, asyncio.Future[int | None]] = {
             scenario.name: loop.create_future() for scenario in plan.scenarios
         }
+        self.going: set[str] = set()
         self.rows: dict[str, dict[str, Any]] = {}
 
     @property
@@ -134,14 +136,19 @@ class Batch:
         while self.waiting and not self.interrupt.is_set():
             scenario, number = self.waiting.popleft()
             name = self.plan.run_name(scenario, number)
+            self.going.add(name)
             self.progress.begin(name, name)
             [failure] = await asyncio.gather(self.run(scenario, name), return_exceptions=True)
             if isinstance(failure, BaseException):  # it loses its own row only
                 why = str(failure) if isinstance(failure, NotRun) else f"{type(failure).__name__}: {said_by(failure)}"
-                self.rows[name] = {"failed": fit(why, MAX_WHY, self.secrets)}
-                self.recording.folder.record("run_failed", name, reason=why)
+                self.fail(name, why)
+            self.going.discard(name)
             self.note_first_reply(scenario.name, None)
             self.progress.end(name, f"{name}: {in_short(self.rows[name])}")
+
+    def fail(self, name: str, why: str) -> None:
+        self.rows[name] = {"failed": fit(why, MAX_WHY, self.secrets)}
+        self.recording.folder.record("run_failed", name, reason=why)
 
     async def run(self, scenario: Scenario, name: str) -> None:
         """Run one scenario once.
@@ -165,8 +172,9 @@ class Batch:
             if event.kind == "model_call_ended":
                 self.note_first_reply(scenario.name, judge(event.facts["usage"]).total)
 
-        run = Run(model=self.plan.model, secrets=self.secrets, observe=to_all(record, watch))
-        graph = build_graph(self.plan.models[scenario.name], self.tools, limits=limits, tool_set=TOOL_SET)
+        run = Run(model=self.recording.model, secrets=self.secrets, observe=to_all(record, watch))
+        model = self.plan.models[scenario.name].model_copy()  # a script begins anew with each run
+        graph = build_graph(model, self.tools, limits=limits, tool_set=TOOL_SET)
         answer = await ask(graph, scenario.question, deadline_s=scenario.deadline_s, run=run, interrupt=self.interrupt)
         self.recording.stop(name, answer)
         self.rows[name] = {"token_budget": token_budget, **facts, **answer_dict(answer)}
@@ -197,8 +205,9 @@ def saved(batch: Batch) -> dict[str, Any]:
         }
         runs = [batch.rows[name] for name in names if name in batch.rows]
         scenarios.append({"name": scenario.name, "question": scenario.question, "limits": limits, "runs": runs})
-    evidence = batch.recording.folder.path.name
-    return {"schema_version": SCHEMA_VERSION, "model": plan.model, "evidence": evidence, "scenarios": scenarios}
+    about = {"model": batch.recording.model, "evidence": batch.recording.folder.path.name}
+    record = {"schema_version": SCHEMA_VERSION, **about, "scenarios": scenarios}
+    return recordable(record, batch.secrets)  # type: ignore[no-any-return]
 
 
 def read_saved(path: Path) -> dict[str, Any]:
@@ -208,8 +217,8 @@ def read_saved(path: Path) -> dict[str, Any]:
         UsageError: it is none.
     """
     try:
-        old = json.loads(path.read_text(encoding="utf-8"))
-        table(old)
+        old = recordable(json.loads(path.read_text(encoding="utf-8")))  # a terminal will show it
+        changes(old, old)
     except OSError as exc:
         raise UsageError(f"--compare {path}: {exc.strerror}") from exc
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as exc:
@@ -233,12 +242,12 @@ def finish(batch: Batch) -> None:
         sys.stdout.flush()
     finally:  # a reader that left early takes nothing from what was run
         try:
-            folder.write("runs.json", document(recordable(record)))
+            folder.write("runs.json", document(record))
             folder.write("timeline.html", timeline(folder.events()).encode())
             if batch.outcome == "interrupted":
                 sys.stderr.write(f"interrupted: {plan.out} is left as it was\n")
             else:
-                write_whole(plan.out, document(recordable(record)))
+                write_whole(plan.out, document(record))
         finally:
             batch.recording.close(batch.outcome)
 
@@ -254,13 +263,24 @@ async def record_and_exit(plan: Plan, recording: Recording, secrets: frozenset[s
         finish(batch)
 
     def blocked() -> int:
-        return Outcome.DEADLINE.exit_status
+        for name in list(batch.going):
+            batch.fail(name, "the event loop was blocked past the deadlines of all runs")
+        return batch.exit_status
 
     # No run takes longer than its deadline, but for the moment in which it ends.
     longest = max(scenario.deadline_s for scenario in plan.scenarios) + 1
     arm_watchdog(longest * len(batch.waiting), blocked, last_words)
-    await asyncio.gather(*(batch.work() for _ in range(plan.jobs)))
+    await asyncio.gather(*(batch.work() for _ in range(min(plan.jobs, len(batch.waiting)))))
     end_process(batch.exit_status, last_words)
+
+
+def check_tools(scenarios: Sequence[Scenario]) -> None:
+    """Raise a `ScenarioError` for a timeout of a tool that there is not: it would change nothing."""
+    tools = [tool.name for tool in ci_tools(LocalCi())]
+    for scenario in scenarios:
+        if unknown := sorted(scenario.tool_timeouts_s.keys() - set(tools)):
+            fault = f"tool_timeouts_s names no tool {unknown[0]!a}; the tools are: {', '.join(tools)}"
+            raise ScenarioError(f"scenario {scenario.name}: {fault}")
 
 
 def prepare(
@@ -280,8 +300,9 @@ def prepare(
     scenarios = read_scenarios(Path(values["--scenarios"])) if values["--scenarios"] else SCENARIOS
     old = read_saved(Path(values["--compare"])) if values["--compare"] else None
     out = Path(values["--out"])
-    if out.is_dir() or not out.resolve().parent.is_dir():
+    if (out.exists() and not out.is_file()) or not out.resolve().parent.is_dir():
         raise UsageError(f"--out {out}: takes a file in a folder that there is")
+    check_tools(scenarios)
     model = values["--model"]
     models = {
         scenario.name: build_model(model, model_timeout_s=scenario.model_timeout_s, environment=environment)

@@ -61,7 +61,7 @@ class Recording:
 
     def stop(self, name: str, answer: Answer) -> None:
         """Record what a run came to."""
-        self.folder.record("stop", name, **answer_dict(answer))
+        self.folder.record("stop", name, **{**answer_dict(answer), "model": self.model})
 
     def close(self, outcome: str) -> None:
         """Seal the folder, and say on stderr where it is.

@@ -77,7 +77,8 @@ def _shares(words: Iterable[str]) -> str:
     counted = Counter(words)
     if len(counted) == 1:
         return next(iter(counted)) or "none"
-    return ", ".join(f"{word or 'none'} {n}/{counted.total()}" for word, n in counted.most_common()) or "-"
+    most_first = sorted(counted.items(), key=lambda item: (-item[1], item[0]))  # however they were ordered
+    return ", ".join(f"{word or 'none'} {n}/{counted.total()}" for word, n in most_first) or "-"
 
 
 def _spread(values: Sequence[float], form: str = "g") -> str:

@@ -295,7 +295,7 @@ def main() -> NoReturn:
     options = parse([QUESTION, "--json", "--quiet", "--deadline", str(fault.deadline_s)], {})
     graph = _graph(fault, Gate())
     print(time.monotonic(), file=sys.stderr, flush=True)
-    asyncio.run(ask_and_exit(graph, options, frozenset({SECRET})))
+    asyncio.run(ask_and_exit(graph, options, Limits(), frozenset({SECRET}), None))
     raise AssertionError("unreachable: the process has ended")
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bounded.outcomes import CallOutcome, SourceGap
-from bounded.text import MAX_NAME, digest, safe_name
+from bounded.text import MASK, MAX_NAME, digest, safe_name
 
 BEFORE_ITS_TURN = "the run ended before its turn"
 
@@ -120,4 +120,4 @@ class Receipts:
 def _identity(call_id: str, secrets: frozenset[str]) -> str:
     """A call's id made safe; long ones that differ stay different."""
     safe = safe_name(call_id, secrets)
-    return safe if len(safe) < MAX_NAME else f"{safe[: MAX_NAME - 19]}...{digest(call_id)[:16]}"
+    return safe if len(safe) < MAX_NAME and MASK not in safe else f"{safe[: MAX_NAME - 19]}...{digest(call_id)[:16]}"

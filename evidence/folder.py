@@ -6,6 +6,7 @@ one that is. The manifest comes last, when every other file is on the disk.
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -138,6 +139,8 @@ class RunFolder:
             self.write("outcome-review.json", document(outcome_review(self.events())))
             self._close_events()
             self._write_manifest()
+        except Unsealed:
+            raise
         except OSError as exc:
             raise Unsealed(f"{self.path} stays unsealed: {exc.strerror}") from exc
 
@@ -152,8 +155,13 @@ class RunFolder:
 
     def _write_manifest(self) -> None:
         names = sorted(path for path in self.path.rglob("*") if path.is_file())
-        digests = {path.relative_to(self.path).as_posix(): sha256(path.read_bytes()) for path in names}
+        digests = {path.relative_to(self.path).as_posix(): _digest(path) for path in names}
         self.write(MANIFEST, manifest(digests, self._first, self._last))
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def recordable(value: object, secrets: Collection[str] = (), depth: int = 0) -> Any:
@@ -167,7 +175,7 @@ def recordable(value: object, secrets: Collection[str] = (), depth: int = 0) -> 
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if depth < _MAX_DEPTH:
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if isinstance(value, Mapping):
             named = {key if isinstance(key, str) else repr_of(key): item for key, item in value.items()}

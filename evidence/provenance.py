@@ -23,6 +23,7 @@ MAX_ARGUMENT = 2_000
 _PATH = re.compile(
     r"(?<![\w/.-])(?:~[\w.-]*(?=/)|[A-Za-z]:(?=[\\/]))?[\\/](?![\\/])[^\s\"':,;]+|(?<![\w/])~[\w.-]*(?=\s|$)"
 )
+_WHOLE = re.compile(r"\A(--[\w-]+=|scripted:)?(?:/|~/|[A-Za-z]:[\\/]).*\Z", re.DOTALL)
 _FILE_URL = re.compile(r"file:/+[^\s\"']+", re.IGNORECASE)
 
 
@@ -37,12 +38,16 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
         OSError: it cannot be written.
     """
     commit, changed = _git("rev-parse", "HEAD"), changed_sources()
+    # Read once: a source that is saved meanwhile must not differ between its digest and its copy.
+    contents = {name: (ROOT / name).read_bytes() for name in sources()}
+    with_secrets = [name for name in changed if any(secret.encode() in contents[name] for secret in folder.secrets)]
     facts = {"command": list(arguments), **facts}
     about = {
         "schema_version": SCHEMA_VERSION,
-        "sources": {name: sha256((ROOT / name).read_bytes()) for name in sources()},
+        "sources": {name: sha256(data) for name, data in contents.items()},
+        "not_copied_for_a_secret": with_secrets,
         "commit": commit,
-        "dirty": None if commit is None else bool(changed),
+        "dirty": None if commit is None else bool(changed or _gone()),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": {dist.name: dist.version for dist in importlib.metadata.distributions()},
@@ -50,23 +55,30 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     }
     folder.write("provenance.json", document(recordable(about)))
     for name in changed:
-        folder.write(f"sources/{name}", (ROOT / name).read_bytes())
+        if name not in with_secrets:
+            folder.write(f"sources/{name}", contents[name])
 
 
 def sources() -> list[str]:
     """The project's own source files and its lock, relative to its root; no folder of it lies deeper."""
     own = [path.relative_to(ROOT) for pattern in ("*.py", "*/*.py") for path in ROOT.glob(pattern)]
-    return sorted([LOCK, *(path.as_posix() for path in own if not path.parts[0].startswith("."))])
+    return sorted([LOCK, *(path.as_posix() for path in own if not any(part.startswith(".") for part in path.parts))])
 
 
 def changed_sources() -> list[str]:
     """Sources that are not as the commit has them, the new ones included; all of them where there is no commit."""
     committed = _git("diff", "--name-only", "--relative", "--no-ext-diff", "HEAD")
-    added = _git("ls-files", "--others", "--exclude-standard")
-    if committed is None or added is None:
+    tracked = _git("ls-files")  # and not the untracked ones: those leave out what is ignored, be it the whole tree
+    if committed is None or tracked is None:
         return sources()
-    changed = {*committed.splitlines(), *added.splitlines()}
-    return [name for name in sources() if name in changed]
+    changed, known = set(committed.splitlines()), set(tracked.splitlines())
+    return [name for name in sources() if name in changed or name not in known]
+
+
+def _gone() -> bool:
+    deleted = _git("ls-files", "--deleted") or ""
+    staged = _git("diff", "--name-only", "--relative", "--diff-filter=D", "HEAD") or ""
+    return any(name.endswith(".py") or name == LOCK for name in (*deleted.splitlines(), *staged.splitlines()))
 
 
 def _public(value: object, secrets: Collection[str]) -> object:
@@ -79,8 +91,11 @@ def _public(value: object, secrets: Collection[str]) -> object:
 
 def public(text: str, secrets: Collection[str] = ()) -> str:
     """Text of the command line without secrets, absolute paths, and this machine's user and host names."""
-    text = _PATH.sub("<path>", _FILE_URL.sub("<path>", fit(text, MAX_ARGUMENT, secrets)))
-    for name in (_user(), socket.gethostname()):
+    text = fit(text, MAX_ARGUMENT, secrets)
+    # An argument that is a path as a whole may have blanks and quotes in it.
+    text = _WHOLE.sub(r"\1<path>", text) if _WHOLE.match(text) else _PATH.sub("<path>", _FILE_URL.sub("<path>", text))
+    host = socket.gethostname()
+    for name in (_user(), host, host.partition(".")[0]):
         # A name such as root is a word as well, and tells nothing.
         if len(name) >= 3 and name not in ("root", "runner", "user", "localhost"):
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<name>", text)
@@ -99,7 +114,16 @@ def _git(*arguments: str) -> str | None:
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT") if name in os.environ}
     command = ["git", "-C", str(ROOT), "-c", "core.quotepath=off", *arguments]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GIT_S, check=False)
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+            timeout=GIT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

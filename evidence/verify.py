@@ -29,6 +29,8 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_FILES = 2_000
 MAX_DEPTH = 8
 MAX_CALLS = 256
+MAX_ANSWER = 100_000  # a longer one was cut, and is not compared
+MAX_TOTAL_BYTES = 256 * 1024 * 1024
 ENDED_BY_A_BOUND = ("tool_call_timed_out", "tool_call_abandoned")
 AFTER_THE_STOP = (*ENDED_BY_A_BOUND, "tool_call_ended", "tool_call_late", "model_call_late")
 # What a probe waits for: this call, ended by its timeout.
@@ -78,7 +80,7 @@ def reviews(events: Iterable[Json]) -> Iterator[Json]:
     for event in events:
         name = event["run"]
         if name in stopped and event["kind"] not in AFTER_THE_STOP:
-            yield _review(name, [], [f"{event['kind']} after the stop of the run"])
+            yield _review(name, [], [f"{_shown(event['kind'])} after the stop of the run"])
         elif name is not None and name not in stopped:
             going.setdefault(name, []).append(event)
             if event["kind"] == "stop":
@@ -86,7 +88,7 @@ def reviews(events: Iterable[Json]) -> Iterator[Json]:
                 stopped.add(name)
                 del going[name]
     for name, unfinished in going.items():
-        if unfinished[-1]["kind"] != "run_failed":  # a bug ended it, and it claims nothing
+        if all(event["kind"] != "run_failed" for event in unfinished):  # else a bug ended it, and it claims nothing
             yield _review(name, [], ["the run never stopped"])
 
 
@@ -100,30 +102,35 @@ def _review(name: str, events: Sequence[Json], disagreements: list[str]) -> Json
 
 def derive(events: Sequence[Json]) -> str | None:
     """How a run ended, from what happened in it and not from what it says; None where nothing ended it."""
-    started = events[0]["facts"]
-    budget, max_steps = started["limits"]["token_budget"], started["limits"]["max_steps"]
-    spent, waiting = 0, False
+    if end := next(filter(None, _ends(events)), None):
+        return end
+    replied = any(event["kind"] == "model_call_ended" for event in events)
+    return "paused" if replied and "tools" in events[0]["facts"].get("pause_after", []) else None
+
+
+def _ends(events: Sequence[Json]) -> Iterator[str | None]:
+    """For each event what it ends the run with, None where the run goes on."""
+    limits, spent = events[0]["facts"]["limits"], 0
     for event in events:
-        kind, facts = event["kind"], event["facts"]
-        if kind == "run_cut":
-            return facts["by"] if facts["by"] in ("deadline", "interrupted") else None
-        if kind == "model_call_cut":
-            return {"failed": "model_error", "was ended by its timeout": "model_timeout"}.get(facts["fate"])
-        if kind == "model_call_ended":
+        kind, facts, end = event["kind"], event["facts"], None
+        if kind == "run_cut" and facts["by"] in ("deadline", "interrupted"):
+            end = facts["by"]
+        elif kind == "model_call_cut":
+            end = {"failed": "model_error", "was ended by its timeout": "model_timeout"}.get(facts["fate"])
+        elif kind == "model_call_ended":
             total, ids = known_total(facts["usage"]), [call["id"] for call in facts["proposed"]]
+            spent += total or 0
             if total is None:
-                return "missing_usage"
-            spent += total
-            if len(ids) > MAX_CALLS or not all(ids) or len(set(ids)) < len(ids):
-                return "model_error"
-            if not ids:
-                return "answered" if facts["text_chars"] else "empty_answer"
-            if budget is not None and spent >= budget:
-                return "token_budget"
-            if facts["call"] >= max_steps:
-                return "step_limit"
-            waiting = "tools" in started.get("pause_after", [])
-    return "paused" if waiting else None
+                end = "missing_usage"
+            elif len(ids) > MAX_CALLS or not all(ids) or len(set(ids)) < len(ids):
+                end = "model_error"
+            elif not ids:
+                end = "answered" if facts["text_chars"] else "empty_answer"
+            elif limits["token_budget"] is not None and spent >= limits["token_budget"]:
+                end = "token_budget"
+            elif facts["call"] >= limits["max_steps"]:
+                end = "step_limit"
+        yield end
 
 
 def known_total(usage: Json) -> int | None:
@@ -146,28 +153,32 @@ def _against_the_claim(events: Sequence[Json], derived: str | None) -> Faults:
     if started["kind"] != "run_started":
         yield "the run has no start"
     if derived != stop["outcome"]:
-        yield f"the events make it {derived}, it claims {stop['outcome']}"
-    deadline_s = started["facts"]["limits"]["deadline_s"]
-    spent, known, attempts, said = 0, True, 0, stop["outcome"]
-    for event in events:
-        kind, facts = event["kind"], event["facts"]
-        if kind == "model_call_started":
-            attempts += 1
-        elif kind == "model_call_ended":
-            total = known_total(facts["usage"])
-            spent, known = spent + (total or 0), known and total is not None
-        elif kind == "model_call_cut":
-            known = False
-        elif kind == "run_ended":
-            said = facts["outcome"]
-        elif kind == "run_cut" and facts["by"] == "deadline" and deadline_s is not None:
-            took_ms = event["elapsed_ms"] - started["elapsed_ms"]
-            if took_ms + 1 < deadline_s * 1000:
-                yield f"cut off by its deadline of {deadline_s:g} s after {took_ms} ms"
-    claims = {"known_subtotal": spent, "usage_known": known, "model_calls": attempts, "outcome": said}
+        yield f"the events make it {derived}, it claims {_shown(stop['outcome'])}"
+    replies = [event["facts"] for event in events if event["kind"] == "model_call_ended"]
+    totals = [known_total(reply["usage"]) for reply in replies]
+    happened = [event["kind"] for event in events]
+    said = [event["facts"]["outcome"] for event in events if event["kind"] == "run_ended"]
+    claims = {
+        "known_subtotal": sum(filter(None, totals)),
+        "usage_known": None not in totals and "model_call_cut" not in happened,
+        "model_calls": happened.count("model_call_started"),
+        "model": started["facts"].get("model"),
+        "outcome": said[0] if said else stop["outcome"],
+    }
     for name, value in claims.items():
-        if stop[name] != value:
-            yield f"{name} is {stop[name]!a} where the run stopped, {value!a} by its events"
+        if stop.get(name) != value:
+            yield f"{name} is {_shown(stop.get(name))} where the run stopped, {_shown(value)} by its events"
+    said_chars, chars = len(stop.get("answer", "")), replies[-1]["text_chars"] if replies else 0
+    if said_chars != chars <= MAX_ANSWER:
+        yield f"the answer has {said_chars} characters, the last reply {_shown(chars)}"
+    over, deadline_s = False, started["facts"]["limits"]["deadline_s"]
+    for event, end in zip(events, _ends(events), strict=True):
+        took_ms = event["elapsed_ms"] - started["elapsed_ms"]
+        if over and event["kind"] in ("model_call_started", "tool_call_started"):
+            yield f"{event['kind']} after the run had ended"
+        if end == "deadline" and deadline_s is not None and took_ms + 1 < deadline_s * 1000:
+            yield f"cut off by its deadline of {deadline_s:g} s after {took_ms} ms"
+        over = over or end is not None
 
 
 def _calls(events: Sequence[Json]) -> Faults:
@@ -178,12 +189,16 @@ def _calls(events: Sequence[Json]) -> Faults:
         if event["kind"] == "model_call_ended":
             proposed += [(facts["call"], n, call["id"], call["tool"]) for n, call in enumerate(facts["proposed"])]
         elif "receipt" in facts:
-            last[facts["receipt"]["turn"], facts["receipt"]["index"]] = facts["receipt"]
+            receipt = facts["receipt"]
+            last[receipt["turn"], receipt["index"]] = receipt
+            gap = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
+            if event["kind"] in ("tool_call_ended", *gap) and receipt.get("source_gap") != gap.get(event["kind"]):
+                yield f"{_shown(event['kind'])} with a receipt that says otherwise"
     receipts = events[-1]["facts"]["receipts"]
     if proposed != [(each["turn"], each["index"], each.get("call_id"), each["tool"]) for each in receipts]:
         yield "the proposed calls and the receipts do not pair up"
     for receipt in receipts:
-        where = f"call {receipt['index'] + 1} of turn {receipt['turn']}"
+        where = f"call {receipt['index'] + 1} of turn {_shown(receipt['turn'])}"
         seen = last.pop((receipt["turn"], receipt["index"]), {})
         # A call whose end never came has only its start to go by, and may still be running.
         unended = "outcome" not in seen and receipt.get("source_gap") == "native_tool_abandoned"
@@ -192,7 +207,7 @@ def _calls(events: Sequence[Json]) -> Faults:
             yield f"{where}: its receipt is not what its last event says"
         if (receipt["outcome"] == "executed") != ("text_sha256" in receipt):
             yield f"{where}: only a call that was executed has a digest"
-    yield from (f"call {index + 1} of turn {turn}: has an event and no receipt" for turn, index in last)
+    yield from (f"call {index + 1} of turn {_shown(turn)}: has an event and no receipt" for turn, index in last)
 
 
 def outcome_review(events: Iterable[Json]) -> Json:
@@ -218,6 +233,8 @@ def _whole(outer: Sequence[Json], runs: Sequence[Json]) -> str | None:
         return "complete" if len(runs) == outer[0]["facts"]["planned"] else "incomplete"
     if kind == "live-probe" and "refused" in happened:
         return "refused"
+    if kind == "live-probe" and "interrupted" in happened:
+        return "interrupted"
     derived: str | None = runs[0]["derived"] if len(runs) == 1 else None
     if kind != "live-probe" or derived == "interrupted":
         return derived
@@ -237,27 +254,57 @@ def _accounts(book: Json, events: Sequence[Json]) -> Faults:
         yield "its calls are not those of the events"
         return
     totals = [known_total(usage) for _run, _call, usage in rows]
-    if [row["total"] for row in book["calls"]] != totals:
-        yield "a total is not what was reported"
+    for row, total, usage in zip(book["calls"], totals, (usage for _run, _call, usage in rows), strict=True):
+        if {name: row[name] for name in PARTS} != _parts(usage, total):
+            yield f"call {_shown(row['call'])} of {_shown(row['run'])}: its row is not what was reported"
     if book["known_subtotal"] != sum(total or 0 for total in totals) or book["usage_known"] != (None not in totals):
         yield "the known subtotal is not the sum of what was reported"
-    if (book["estimate"] is None) != (book["price"] is None or not any(totals)):
+    if (book["estimate"] is None) != (book["price"] is None or totals == [None] * len(totals)):
         yield "an estimate needs a price and reported usage"
+    if book["price"] is not None and events[0]["facts"]["endpoint"] != "provider":
+        yield "there is a price for what is not the provider's own endpoint"
     if book["estimate"] is not None:
+        priced = 0
         usd = Decimal(0)
         for part in ("input", "output"):
             tokens = sum(
-                usage.get(f"{part}_tokens") or 0 for _run, _call, usage in rows if known_total(usage) is not None
+                _count(usage.get(f"{part}_tokens")) or 0
+                for _run, _call, usage in rows
+                if known_total(usage) is not None
             )
+            priced += tokens
             usd += tokens * Decimal(book["price"][f"{part}_usd_per_million"]) / 1_000_000
         if Decimal(book["estimate"]["usd"]) != usd:
             yield "the estimate is not the price of the reported tokens"
+        unknown, unpriced = totals.count(None), sum(total or 0 for total in totals) - priced
+        covers = "the known part only" if unknown or unpriced else "all that was used"
+        said = [book["estimate"][name] for name in ("covers", "calls_without_usage", "tokens_without_a_price")]
+        if said != [covers, unknown, unpriced]:
+            yield "what the estimate covers is not what was reported"
+
+
+PARTS = ("input", "output", "thinking", "output_without_thinking", "total")
+
+
+def _parts(usage: Json, total: int | None) -> Json:
+    usage = usage if isinstance(usage, dict) else {}
+    read, written = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    details = usage.get("output_token_details")
+    thinking = _count(details.get("reasoning")) if isinstance(details, dict) else None
+    if thinking is None or written is None or thinking > written:
+        thinking, rest = None, None
+    else:
+        rest = written - thinking
+    return dict(zip(PARTS, (read, written, thinking, rest, total), strict=True))
 
 
 def _sources(provenance: Json, digests: Mapping[str, str]) -> Faults:
+    if provenance["dirty"] is False and any(name.startswith("sources/") for name in digests):
+        yield "it says that the tree was clean, and there are copies of changed sources"
+    provenance["sources"].keys()
     for name, digest in digests.items():
         if name.startswith("sources/") and provenance["sources"].get(name.removeprefix("sources/")) != digest:
-            yield f"{name} is not the source that ran"
+            yield f"{_shown(name)} is not the source that ran"
 
 
 def verify(folder: Path) -> list[str]:
@@ -277,7 +324,8 @@ def verify(folder: Path) -> list[str]:
     }
     for name, check in checks.items():
         try:
-            faults += [fault if name == MANIFEST else f"{name}: {fault}" for fault in check()]
+            # One by one: what was found before a check breaks off stays found.
+            faults.extend(fault if name == MANIFEST else f"{name}: {fault}" for fault in check())
         except KeyError as exc:
             faults.append(f"{name}: {_shown(exc.args[0])} is missing")
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as exc:
@@ -311,7 +359,7 @@ def _manifest(data: bytes, digests: Mapping[str, str], events: Sequence[Json]) -
             yield f"{_shown(name)}: its digest is not the one in the manifest"
     for name in sorted(REQUIRED - digests.keys() - claimed.keys()):
         yield f"{name}: missing"
-    if not events or data != manifest(digests, events[0], events[-1]):
+    if not events or events[-1]["kind"] != "record_ended" or data != manifest(digests, events[0], events[-1]):
         yield f"{MANIFEST}: is not what the folder gives"
 
 
@@ -330,7 +378,14 @@ def _read_all(folder: Path, contents: dict[str, bytes]) -> Iterator[Sequence[str
     waiting = [(str(folder), "")]
     while waiting:
         directory, prefix = waiting.pop()
-        for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        try:
+            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        except OSError as exc:
+            yield prefix[:-1], f"cannot be read: {exc.strerror}"
+            continue
+        if prefix and not entries:
+            yield prefix[:-1], "is an empty folder"
+        for entry in entries:
             name = prefix + entry.name
             try:
                 if len(contents) >= MAX_FILES or name.count("/") > MAX_DEPTH:
@@ -338,16 +393,18 @@ def _read_all(folder: Path, contents: dict[str, bytes]) -> Iterator[Sequence[str
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((entry.path, f"{name}/"))
                 else:
-                    contents[name] = _read(entry.path)
+                    contents[name] = _read(entry.path, MAX_TOTAL_BYTES - sum(map(len, contents.values())))
             except (ValueError, OSError) as exc:
                 yield name, f"cannot be read: {exc.strerror}" if isinstance(exc, OSError) else str(exc)
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, left: int) -> bytes:
     """The bytes of a plain file of a size that can be: no link, device, pipe, or file that grows."""
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise ValueError("is no plain file")
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        if os.fstat(file.fileno()).st_size > left:
+            raise ValueError(f"is beyond {MAX_TOTAL_BYTES} bytes of the whole folder")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError(f"is larger than {MAX_BYTES} bytes")
@@ -363,7 +420,7 @@ def _parse(data: bytes) -> Json:
         return dict(pairs)
 
     value = json.loads(data.decode("ascii"), object_pairs_hook=once)
-    if data not in (document(value), canonical(value).encode("ascii")):
+    if data != canonical(value).encode("ascii") and data != document(value):
         raise ValueError("is no canonical JSON")
     return value
 
@@ -387,13 +444,23 @@ def main() -> NoReturn:
         )
         sys.stderr.write(f"verify.py: {what}; for example: python verify.py runs/*\n")
         sys.exit(2)
+    try:
+        holds = _say(folders)
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader that left early has seen enough: whatever it was, it is not known to hold
+        holds = False
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0 if holds else 1)
+
+
+def _say(folders: Iterable[Path]) -> bool:
     holds = True
     for folder in folders:
         shown = _shown(str(folder))
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             faults = [f"{shown}: there is no such folder"]
         else:
             faults = [f"{shown}/{fault}" for fault in verify(folder)]
         print("\n".join(faults or [f"{shown} holds"]))
         holds = holds and not faults
-    sys.exit(0 if holds else 1)
+    return holds

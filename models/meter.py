@@ -52,7 +52,7 @@ class Meter:
 
     def __init__(self, on_exchange: Callable[[Facts], None], *, allowed: int = 2) -> None:
         self._on_exchange = on_exchange
-        self._allowed = allowed
+        self.allowed = allowed
         self._numbers = itertools.count(1)
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -64,9 +64,9 @@ class Meter:
             Exception: what the HTTP library raises, a body that does not decode included.
         """
         with self._recorded(request) as facts:
-            if facts["number"] > self._allowed:
+            if facts["number"] > self.allowed:
                 raise RequestRefused(
-                    f"{self._allowed} requests may leave this process, this is number {facts['number']}"
+                    f"{self.allowed} requests may leave this process, this is number {facts['number']}"
                 )
             # The SDKs stand on one library or the other; a request knows which.
             http: Any = sys.modules[type(request).__module__.partition(".")[0]]

@@ -1,0 +1,364 @@
+"""Run folders checked offline: every changed byte is found, nothing in a folder is trusted, outcomes are worked out."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bounded.outcomes import Outcome
+from bounded.usage import judge
+from evidence.folder import RunFolder
+from evidence.verify import (
+    MANIFEST,
+    MAX_CALLS,
+    NO_EVENT,
+    canonical,
+    derive,
+    document,
+    known_total,
+    manifest,
+    outcome_review,
+    sha256,
+    verify,
+)
+
+Files = dict[str, Any]
+Edit = Callable[[Files], object]
+
+SOURCE = b"print('a source that was not as committed')\n"
+NAMES = [
+    "accounting.json",
+    "events.json",
+    "manifest.json",
+    "outcome-review.json",
+    "provenance.json",
+    "sources/graph.py",
+    "stdout.txt",
+]
+LIMITS = {"token_budget": 1000, "max_steps": 12, "deadline_s": 120.0, "model_timeout_s": 60.0, "tool_timeouts": {}}
+DIGEST = "ab" * 32
+FIRST = {"turn": 1, "index": 0, "tool": "list_ci_jobs", "args": {"pr": 418}, "call_id": "c1"}
+SECOND = {"turn": 1, "index": 1, "tool": "fetch_job_log", "args": {"job_id": 815}, "call_id": "c2", "bound_s": 3.0}
+EXECUTED = {**FIRST, "outcome": "executed", "text_sha256": DIGEST, "text_chars": 9}
+TIMED_OUT = {**SECOND, "outcome": "error", "source_gap": "native_tool_timeout", "duration_sec": 3.0}
+USAGE = [
+    {"input_tokens": 224, "output_tokens": 179, "total_tokens": 403, "output_token_details": {"reasoning": 159}},
+    {"input_tokens": 50, "output_tokens": 7, "total_tokens": 57},
+]
+PARTS = ("input", "output", "total")
+ANSWER = "Its log came too late."
+STORY: list[tuple[str, dict[str, Any]]] = [
+    ("run_started", {"question": "Why?", "model": "gemini-3.8-flash", "limits": LIMITS}),
+    ("model_call_started", {"call": 1}),
+    (
+        "model_call_ended",
+        {
+            "call": 1,
+            "usage": USAGE[0],
+            "finish_reason": "stop",
+            "text_chars": 0,
+            "proposed": [{"id": "c1", "tool": "list_ci_jobs"}, {"id": "c2", "tool": "fetch_job_log"}],
+        },
+    ),
+    ("tool_call_started", {"receipt": FIRST}),
+    ("tool_call_started", {"receipt": SECOND}),
+    ("tool_call_ended", {"receipt": EXECUTED}),
+    ("tool_call_timed_out", {"receipt": TIMED_OUT}),
+    ("model_call_started", {"call": 2}),
+    (
+        "model_call_ended",
+        {"call": 2, "usage": USAGE[1], "finish_reason": "stop", "text_chars": len(ANSWER), "proposed": []},
+    ),
+    ("run_ended", {"outcome": "answered", "reason": None}),
+    (
+        "stop",
+        {
+            "schema_version": 1,
+            "outcome": "answered",
+            "known_subtotal": 460,
+            "usage_known": True,
+            "model": "gemini-3.8-flash",
+            "model_calls": 2,
+            "answer": ANSWER,
+            "receipts": [EXECUTED, TIMED_OUT],
+            "seconds": 3.5,
+        },
+    ),
+]
+
+
+def sealed(parent: Path) -> Path:
+    """A sealed folder that holds."""
+    folder = RunFolder(parent, "question", model="gemini-3.8-flash", endpoint="provider", secrets=frozenset())
+    about = {"schema_version": 1, "sources": {"graph.py": sha256(SOURCE)}, "commit": "0" * 40, "dirty": True}
+    folder.write("provenance.json", document({**about, "model": "gemini-3.8-flash", "endpoint": "provider"}))
+    folder.write("sources/graph.py", SOURCE)
+    for kind, facts in STORY:
+        folder.record(kind, "question", **facts)
+    folder.seal("answered", stdout=b"outcome: answered\n")
+    assert verify(folder.path) == []
+    return folder.path
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sealed(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(original, tmp_path / "folder"))
+
+
+def faults(folder: Path) -> list[str]:
+    """What verify finds, each fault fit for a terminal."""
+    found = verify(folder)
+    for line in found:
+        assert line.isascii()
+        assert line.isprintable()
+        assert len(line) <= 1_000
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def reseal(folder: Path, edit: Edit) -> list[str]:
+    """Change parsed files, make chain, review and manifest follow from the change, and verify."""
+    read = {name: (folder / name).read_bytes() for name in names(folder) if name != MANIFEST}
+    files: Files = {name: json.loads(data) if name.endswith(".json") else data for name, data in read.items()}
+    edit(files)
+    events, before = files["events.json"], NO_EVENT
+    for place, event in enumerate(events):
+        if isinstance(event, dict):
+            event.update(seq=place, prev=before)
+        before = sha256(canonical(event).encode())
+    with contextlib.suppress(TypeError, LookupError, AttributeError):  # events that give no review leave the old one
+        files["outcome-review.json"] = outcome_review(events)
+    written = {name: value if isinstance(value, bytes) else document(value) for name, value in files.items()}
+    written["events.json"] = ("[\n" + ",\n".join(map(canonical, events)) + "\n]\n").encode()
+    for name in read.keys() - written.keys():
+        (folder / name).unlink()
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+    remake_manifest(folder, events)
+    return faults(folder)
+
+
+def remake_manifest(folder: Path, events: list[Any]) -> None:
+    digests = {name: sha256((folder / name).read_bytes()) for name in names(folder) if name != MANIFEST}
+    with contextlib.suppress(TypeError, LookupError):  # of such events there is no manifest
+        (folder / MANIFEST).write_bytes(manifest(digests, events[0], events[-1]))
+
+
+def facts(files: Files, kind: str, number: int = 0) -> dict[str, Any]:
+    """The facts of one event of that kind."""
+    found: dict[str, Any] = [event for event in files["events.json"] if event["kind"] == kind][number]["facts"]
+    return found
+
+
+def test_the_sealed_folder_holds_what_is_documented(original: Path) -> None:
+    assert names(original) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=60)
+@example(place=0.0, change=1)
+@example(place=1.0, change=1)
+@given(place=st.floats(0, 1), change=st.integers(1, 255))
+def test_any_byte_that_is_changed_is_found(original: Path, name: str, place: float, change: int) -> None:
+    path = original / name
+    before = path.read_bytes()
+    data = bytearray(before)
+    data[round(place * (len(data) - 1))] ^= change
+    try:
+        path.write_bytes(data)
+        assert any(name in fault for fault in faults(original))
+    finally:
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes()[1:]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+        lambda path: path.rename(path.with_name("renamed.txt")),
+        lambda path: (path.unlink(), path.mkdir()),
+    ],
+    ids=["byte appended", "zero appended", "end cut", "start cut", "emptied", "removed", "renamed", "made a folder"],
+)
+def test_a_file_that_is_changed_as_a_whole_is_found_by_its_name(
+    folder: Path, name: str, change: Callable[[Path], object]
+) -> None:
+    change(folder / name)
+    assert any(fault.startswith(f"{name}: ") for fault in faults(folder))
+
+
+@pytest.mark.parametrize("name", ["extra.txt", ".hidden", "sources/new.py", "images/x.png", "events.jsonl", "a\nb"])
+def test_a_file_that_was_added_is_found(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"")
+    assert f"{ascii(name)[1:-1]}: is no subject of the manifest" in faults(folder)
+
+
+@pytest.mark.parametrize("name", ["images", "sources/.git", "\x1b[31m"])
+def test_an_empty_folder_that_was_added_is_found(folder: Path, name: str) -> None:
+    """Nothing may be there that is no subject, and a name can say something as well."""
+    (folder / name).mkdir()
+    assert any(fault.startswith(f"{ascii(name)[1:-1]}: ") for fault in faults(folder))
+
+
+def test_a_folder_without_a_manifest_says_that_it_is_not_sealed(tmp_path: Path) -> None:
+    assert faults(tmp_path) == [
+        "manifest.json: missing: this folder is not sealed; its run was killed or is still going on"
+    ]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=()), max_size=8)
+    | st.sampled_from(["\x1b[2J", "runs/x holds\n", "a" * 2_000, *Outcome, *(kind for kind, _ in STORY)]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in a JSON value: what holds it, and its key or index there."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=st.sampled_from(["events.json"] * 4 + ["accounting.json", "provenance.json"]), data=st.data())
+def test_any_value_in_any_place_gives_faults_and_no_exception(
+    original: Path, tmp_path: Path, file: str, data: st.DataObject
+) -> None:
+    def edit(files: Files) -> None:
+        where = list(places(files[file]))
+        holder, key = where[data.draw(st.integers(0, len(where) - 1))]
+        holder[key] = data.draw(JSON)
+
+    reseal(Path(shutil.copytree(original, tmp_path / "folder", dirs_exist_ok=True)), edit)
+
+
+# How a run ended, from its events.
+
+
+def started(*, pause_after: tuple[str, ...] = (), **limits: Any) -> dict[str, Any]:
+    about = {"limits": {**LIMITS, **limits}, **({"pause_after": list(pause_after)} if pause_after else {})}
+    return {"kind": "run_started", "facts": about}
+
+
+def ended(call: int = 1, *ids: str | None, total: object = 10, text_chars: int = 0) -> dict[str, Any]:
+    proposed = [{"id": identity, "tool": "list_ci_jobs"} for identity in ids]
+    usage = {"total_tokens": total}
+    return {
+        "kind": "model_call_ended",
+        "facts": {"call": call, "usage": usage, "text_chars": text_chars, "proposed": proposed},
+    }
+
+
+def cut(fate: str) -> dict[str, Any]:
+    return {"kind": "model_call_cut", "facts": {"call": 1, "fate": fate}}
+
+
+def run_cut(by: str) -> dict[str, Any]:
+    return {"kind": "run_cut", "facts": {"by": by}}
+
+
+SAID = ended(text_chars=9)
+ENDINGS: list[tuple[Outcome | None, list[dict[str, Any]]]] = [
+    (Outcome.ANSWERED, [started(), SAID]),
+    (Outcome.ANSWERED, [started(), ended(1, "a"), ended(2, "a"), ended(3, text_chars=1)]),
+    (Outcome.ANSWERED, [started(token_budget=10, max_steps=1), SAID]),
+    (Outcome.ANSWERED, [started(token_budget=11), ended(1, "a"), ended(2, text_chars=1)]),
+    (Outcome.ANSWERED, [started(token_budget=1), ended(text_chars=1, total=0)]),
+    (Outcome.ANSWERED, [started(), SAID, run_cut("deadline")]),
+    (Outcome.PAUSED, [started(pause_after=("tools",)), ended(1, "a")]),
+    (Outcome.ANSWERED, [started(pause_after=("tools",)), SAID]),
+    (Outcome.TOKEN_BUDGET, [started(pause_after=("tools",), token_budget=10), ended(1, "a")]),
+    (None, [started(pause_after=("agent",)), ended(1, "a")]),
+    *((Outcome.MISSING_USAGE, [started(), ended(total=total)]) for total in (None, True, 7.0, "9", -1, 2**63)),
+    (Outcome.MISSING_USAGE, [started(token_budget=1), ended(1, None, None, total=None)]),
+    (Outcome.TOKEN_BUDGET, [started(token_budget=1), ended(1, "a")]),
+    (Outcome.TOKEN_BUDGET, [started(token_budget=20, max_steps=2), ended(1, "a"), ended(2, "a")]),
+    (Outcome.STEP_LIMIT, [started(token_budget=21, max_steps=2), ended(1, "a"), ended(2, "a")]),
+    (Outcome.STEP_LIMIT, [started(token_budget=None, max_steps=1), ended(1, "a")]),
+    (Outcome.MODEL_ERROR, [started(), cut("failed")]),
+    (Outcome.MODEL_ERROR, [started(), ended(1, None)]),
+    (Outcome.MODEL_ERROR, [started(), ended(1, "")]),
+    (Outcome.MODEL_ERROR, [started(), ended(1, "a", "a")]),
+    (Outcome.MODEL_ERROR, [started(token_budget=1), ended(1, *(f"c{n}" for n in range(MAX_CALLS + 1)))]),
+    (Outcome.TOKEN_BUDGET, [started(token_budget=1), ended(1, *(f"c{n}" for n in range(MAX_CALLS)))]),
+    (Outcome.MODEL_TIMEOUT, [started(), cut("was ended by its timeout")]),
+    (Outcome.EMPTY_ANSWER, [started(), ended(text_chars=0)]),
+    (Outcome.DEADLINE, [started(), run_cut("deadline"), cut("was cut off with the run")]),
+    (Outcome.DEADLINE, [started(), ended(1, "a"), run_cut("deadline"), SAID]),
+    (Outcome.INTERRUPTED, [started(), run_cut("interrupted"), cut("was cut off with the run")]),
+    (None, [started()]),
+    (None, [started(), ended(1, "a")]),
+    (None, [started(), run_cut("a whim")]),
+    (None, [started(), cut("was cut off with the run")]),
+]
+
+
+@pytest.mark.parametrize(("outcome", "events"), ENDINGS)
+def test_the_outcome_follows_from_what_happened(outcome: Outcome | None, events: list[dict[str, Any]]) -> None:
+    assert derive(events) == outcome
+
+
+def test_every_outcome_can_follow_from_events() -> None:
+    assert {outcome for outcome, _events in ENDINGS} == {None, *Outcome}
+
+
+@pytest.mark.parametrize(
+    ("usage", "total"),
+    [
+        ({"total_tokens": 0}, 0),
+        ({"total_tokens": 7, "input_tokens": 5, "output_tokens": 2}, 7),
+        ({"total_tokens": 390, "input_tokens": 40, "output_tokens": 6}, 390),
+        ({"total_tokens": 6, "input_tokens": 5, "output_tokens": 2}, None),
+        ({"total_tokens": 6, "input_tokens": 5}, 6),
+        ({"total_tokens": 0, "input_token_details": {"cache_read": 1}}, None),
+        ({"input_tokens": 5, "output_tokens": 2}, None),
+        ({}, None),
+        (None, None),
+        ([7], None),
+        ("7", None),
+    ],
+)
+def test_a_total_counts_only_where_it_can_be_true(usage: object, total: int | None) -> None:
+    assert known_total(usage) == total
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **{f"{part}_tokens": st.integers(-2, 9) | st.sampled_from([None, True, 7.0, "7", 2**63]) for part in PARTS},
+            "input_token_details": st.none() | st.fixed_dictionaries({"cache_read": st.integers(-1, 20)}),
+        },
+    )
+)
+@settings(deadline=None, max_examples=300)
+def test_the_second_opinion_on_usage_is_the_first(usage: dict[str, Any]) -> None:
+    assert known_total(usage) == judge(usage).total
