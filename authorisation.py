@@ -1,4 +1,4 @@
-"""Leave to ask a provider once: a frozen plan, and a guard from outside the project that authorises it, or does not.
+"""Who may ask a provider once: a frozen plan, and a guard from outside the project that authorises it, or does not.
 
 A guard is an async callable `guard(plan)`, named as `package.module:function`. To allow the plan it returns
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bounded.limits import DEADLINE_S
 from bounded.text import safe_name
@@ -46,6 +46,7 @@ class Plan:
         token_counts, generations: the requests that may leave the process.
         max_output_tokens: of the one reply, thinking included.
         token_budget: so high that it does not end the run: what is observed is something else.
+        question: names the job and no pull request, so that the slow tool is the first that there is reason to call.
         process: made up for this process, so that no authorisation of another one is good here.
     """
 
@@ -54,7 +55,7 @@ class Plan:
     token_counts: int = 1
     generations: int = 1
     max_output_tokens: int = 4096
-    thinking: str = "low"
+    thinking: Literal["low"] = "low"
     http_timeout_s: float = 45.0
     retries: int = 0
     model_timeout_s: float = 60.0
@@ -93,7 +94,7 @@ def authorise(guard: str, plan: Plan) -> Callable[[], None]:
 
     def ask() -> None:
         try:
-            answers.put(_leave(asyncio.run(_guard(guard)(plan)), plan))
+            answers.put(_checked(asyncio.run(_guard(guard)(plan)), plan))
         except _Unfit as exc:
             answers.put(Refused(str(exc)))
         except BaseException as exc:  # what it says may hold anything, what it is does not
@@ -112,14 +113,14 @@ def authorise(guard: str, plan: Plan) -> Callable[[], None]:
         if not left:
             raise Refused("the authorisation is used up")
         try:
-            _leave(left.pop(), plan)
+            _checked(left.pop(), plan)
         except _Unfit as exc:
             raise Refused(str(exc)) from None
 
     return spend
 
 
-def _leave(answer: object, plan: Plan) -> Authorisation:
+def _checked(answer: object, plan: Plan) -> Authorisation:
     if type(answer) is not Authorisation:
         raise _Unfit(f"the guard answered {safe_name(type(answer).__name__)}, which is no authorisation")
     expires_at = answer.expires_at
@@ -143,11 +144,11 @@ def _guard(name: str) -> Callable[[Plan], Coroutine[Any, Any, object]]:
     for length in range(1, len(parts) + 1):  # each package before anything of it is run
         spec = importlib.util.find_spec(".".join(parts[:length]))
         if spec is None:
-            raise _Unfit("there is no such guard")
+            raise _Unfit(f"there is no module {safe_name('.'.join(parts[:length]))}; is its folder on PYTHONPATH?")
         _lies_outside(spec.origin or next(iter(spec.submodule_search_locations or []), None))
     guard = getattr(importlib.import_module(module_name), function_name, None)
     if not inspect.iscoroutinefunction(guard):
-        raise _Unfit("a guard is an async function")
+        raise _Unfit(f"{safe_name(module_name)} has no async function {safe_name(function_name)}")
     _lies_outside(inspect.unwrap(guard).__code__.co_filename)
     return guard
 

@@ -3,7 +3,7 @@
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from bounded.limits import DEADLINE_S, MAX_STEPS, MODEL_TIMEOUT_S, Limits
@@ -30,7 +30,7 @@ class Options:
         tool_timeout_s: one timeout for all tools; None leaves each tool its own.
         tool_timeouts_s: tool name -> timeout.
         evidence: the folder in which a run folder is made; None for no evidence.
-        served_by: what really serves the model, in the user's words.
+        served_by: what stands between this program and the model, in the user's words.
     """
 
     question: str
@@ -109,14 +109,14 @@ def count(text: str) -> int:
     return value
 
 
-def folder(text: str) -> str:
-    """A folder's name as a user types it.
+def path(text: str) -> str:
+    """The path of a file or a folder as a user types it.
 
     Raises:
         UsageError: there is none.
     """
     if not text.strip() or "\0" in text:
-        raise UsageError("takes a folder, for example: runs")
+        raise UsageError("takes a path, for example: runs")
     return text
 
 
@@ -202,7 +202,7 @@ FLAGS = (
         metavar="PARENT",
         default=None,
         help="keep what the run did in a new folder of this one, sealed; python verify.py checks it (default: no)",
-        read=folder,
+        read=path,
     ),
     Flag(
         name="--served-by",
@@ -211,6 +211,13 @@ FLAGS = (
         help="what stands between this program and the model, in your words; kept in the evidence",
         read=str,
     ),
+)
+
+# What the scripts take that always keep evidence.
+KEEPING = tuple(
+    replace(flag, default="runs", help="where the run folder is made") if flag.name == "--evidence" else flag
+    for flag in FLAGS
+    if flag.name in ("--model", "--evidence", "--served-by")
 )
 
 
@@ -259,6 +266,14 @@ def flag_parser(prog: str, description: str, epilog: str, flags: Sequence[Flag])
     for flag in flags:
         default = "" if flag.default is None else f" (default: {flag.default})"
         parser.add_argument(flag.name, metavar=flag.metavar, action="append", help=flag.help + default)
+    return parser
+
+
+def keeping_parser(prog: str, description: str, epilog: str, own: Sequence[Flag]) -> argparse.ArgumentParser:
+    """The same for a script that always keeps evidence, which has `KEEPING` and `--frames` beside its own flags."""
+    parser = flag_parser(prog, description, epilog, (*KEEPING, *own))
+    frames = "keep pictures of the final screen as well, at three widths"
+    parser.add_argument("--frames", action="store_true", help=frames)
     return parser
 
 

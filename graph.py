@@ -247,10 +247,10 @@ async def ask_and_exit(
     interrupt = asyncio.Event()
     on_interrupt(interrupt)
     progress = None if options.quiet else Progress(sys.stderr)
-    record = None
+    observer = None
     if recording is not None:
-        record = recording.run("question", options.question, limits, deadline_s=options.deadline_s)
-    run = Run(model=options.model, secrets=secrets, observe=to_all(record, progress))
+        observer = recording.observer("question", options.question, limits, deadline_s=options.deadline_s)
+    run = Run(model=options.model, secrets=secrets, observe=to_all(observer, progress))
 
     def last_words() -> None:
         if progress is not None:
@@ -307,14 +307,19 @@ def _work(
     tools = ci_tools(source, secrets=secrets)
     limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
     model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
+    graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)  # first: until it is there Ctrl-C just ends
     recording = None
     if options.evidence is not None:
         from recording import Recording
 
         recording = Recording(
-            options.evidence, "question", options.model, environment, secrets, served_by=options.served_by
+            options.evidence,
+            kind="question",
+            model=options.model,
+            environment=environment,
+            secrets=secrets,
+            served_by=options.served_by,
         )
-    graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)
     return ask_and_exit(graph, options, limits, secrets, recording)
 
 
@@ -322,24 +327,21 @@ def main() -> NoReturn:
     """The command line; ends the process."""
     import os
 
+    from bounded.exit import run_to_exit
+    from bounded.text import secret_values
     from command_line import UsageError, parse
     from models.factory import SetUpMissing
-    from terminal import complain, set_up
+    from terminal import complain, not_installed, set_up
 
     set_up()
     try:
         options = parse(sys.argv[1:], os.environ)
-        from bounded.text import secret_values
-
         secrets = secret_values(os.environ)
         work = _work(options, os.environ, secrets)
     except (UsageError, SetUpMissing) as exc:
         sys.exit(complain("graph.py", str(exc)))
     except ModuleNotFoundError as exc:
-        hint = f"run: make ask, or: {sys.executable} -m pip install -r requirements-lock.txt"
-        sys.exit(complain("graph.py", f"{exc.name} is not installed for {sys.executable}; {hint}"))
-    from bounded.exit import run_to_exit
-
+        sys.exit(complain("graph.py", not_installed(exc)))
     run_to_exit(work, secrets)
 
 

@@ -25,14 +25,14 @@ from bounded.outcomes import Outcome
 from bounded.run import Answer, Run, to_all
 from bounded.text import secret_values
 from bounded.timeouts import ToolTimeouts
-from command_line import FLAGS, Flag, UsageError, flag_parser, flag_values, folder
+from command_line import KEEPING, Flag, UsageError, flag_values, keeping_parser
 from evidence.capture import pseudo_terminal, tee
 from evidence.verify import TARGET
 from graph import ask, build_graph
 from models.factory import SetUpMissing, build_model, endpoint
-from models.meter import NOT_AVAILABLE, Levers, Meter, count_tokens, levers_of
+from models.meter import NOT_AVAILABLE, Levers, Meter, count_tokens, lacking, levers_of
 from recording import Recording
-from terminal import USAGE_STATUS, Progress, clean_logs, complain, set_up, show
+from terminal import USAGE_STATUS, Progress, clean_logs, complain, not_installed, set_up, show
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -47,10 +47,9 @@ STATUS = {
     "target_incomplete": 4,
     "incomplete_preflight": 4,
     "refused": USAGE_STATUS,
-    "interrupted": 130,
+    "interrupted": Outcome.INTERRUPTED.exit_status,
 }
 
-SHARED = tuple(flag for flag in FLAGS if flag.name in ("--model", "--served-by"))
 OWN = (
     Flag(
         name="--guard",
@@ -59,15 +58,15 @@ OWN = (
         help="who may allow this probe: an async function outside this project (required)",
         read=str,
     ),
-    Flag(name="--evidence", metavar="PARENT", default="runs", help="where the run folder is made", read=folder),
 )
 
 
 class CountFirst:
     """The probed model: before its one generation its provider counts the messages, where it can."""
 
-    def __init__(self, model: "BaseChatModel", recording: Recording) -> None:
-        self.model, self.recording = model, recording
+    def __init__(self, name: str, model: "BaseChatModel", recording: Recording) -> None:
+        self.name, self.model, self.recording = name, model, recording
+        self.caller: Any = model  # the same, once it knows the tools
         self.count = "failed"  # until it is known better
 
     def bind_tools(self, tools: Sequence[Any]) -> "CountFirst":
@@ -77,7 +76,7 @@ class CountFirst:
     async def ainvoke(self, messages: "list[BaseMessage]") -> "AIMessage":
         counted = None
         try:
-            counted = await count_tokens(self.model, messages)
+            counted = await count_tokens(self.name, self.model, messages)
             self.count = NOT_AVAILABLE if counted is None else "counted"
         finally:
             self.recording.folder.record("token_count", RUN, status=self.count, counted=counted)
@@ -99,7 +98,7 @@ def verdict(answer: Answer, count: str) -> str:
 async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recording, secrets: frozenset[str]) -> NoReturn:
     """Ask the one question, print what it came to, seal it, and end the process."""
     interrupt = asyncio.Event()
-    on_interrupt(interrupt)
+    on_interrupt(interrupt)  # before what takes time to import: until here there is no run to end
     from ci import LocalCi
     from sources.jobs import TOOL_SET, ci_tools
 
@@ -109,13 +108,13 @@ async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recordin
         model_timeout_s=plan.model_timeout_s,
         tool_timeouts=ToolTimeouts(per_set={TOOL_SET: source.timeouts}),
     )
-    probed: Any = CountFirst(model, recording)  # all that the graph asks of a model
+    probed: Any = CountFirst(plan.model, model, recording)  # all that the graph asks of a model
     graph = build_graph(
         probed, ci_tools(source, secrets=secrets), limits=limits, tool_set=TOOL_SET, interrupt_after=["tools"]
     )
-    record = recording.run(RUN, plan.question, limits, deadline_s=plan.deadline_s, pause_after=["tools"])
+    observer = recording.observer(RUN, plan.question, limits, deadline_s=plan.deadline_s, pause_after=["tools"])
     progress = Progress(sys.stderr)
-    run = Run(model=plan.model, secrets=secrets, observe=to_all(record, progress))
+    run = Run(model=plan.model, secrets=secrets, observe=to_all(observer, progress))
 
     def last_words() -> None:
         progress.close()
@@ -140,13 +139,10 @@ async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recordin
 def main() -> NoReturn:
     """The command line; ends the process."""
     set_up()
-    parser = flag_parser("live_probe.py", "Observe a provider once, if a guard allows it.", EPILOG, (*SHARED, *OWN))
-    parser.add_argument(
-        "--frames", action="store_true", help="keep pictures of the final screen as well, at three widths"
-    )
+    parser = keeping_parser("live_probe.py", "Observe a provider once, if a guard allows it.", EPILOG, OWN)
     try:
         typed = parser.parse_args()
-        values = flag_values(SHARED, typed, os.environ) | flag_values(OWN, typed, {})
+        values = flag_values(KEEPING, typed, os.environ) | flag_values(OWN, typed, {})
         if not values["--guard"]:
             raise UsageError("refused: a probe needs a guard that allows it: --guard package.module:function")
         plan = Plan(model=values["--model"])
@@ -154,10 +150,10 @@ def main() -> NoReturn:
             raise UsageError(f"{plan.model} is no provider's model; without a provider there is nothing to observe")
         recording = Recording(
             values["--evidence"],
-            "live-probe",
-            plan.model,
-            os.environ,
-            frozenset(),  # nothing secret has been read yet
+            kind="live-probe",
+            model=plan.model,
+            environment=os.environ,
+            secrets=frozenset(),  # nothing secret has been read yet
             served_by=values["--served-by"],
             capture=pseudo_terminal if typed.frames else tee,
         )
@@ -170,21 +166,35 @@ def main() -> NoReturn:
         # From here on it is allowed to know what is secret.
         recording.folder.secrets = secrets = secret_values(os.environ)
         clean_logs(secrets)
-        allowed = plan.token_counts + plan.generations
-        meter = Meter(lambda facts: recording.folder.record("exchange", **facts), allowed=allowed)
-        levers = Levers(meter=meter, max_output_tokens=plan.max_output_tokens, http_timeout_s=plan.http_timeout_s)
-        model = build_model(plan.model, model_timeout_s=plan.model_timeout_s, environment=os.environ, levers=levers)
-        at_hand = levers_of(model, levers)
-        recording.folder.record("levers", **at_hand)
-        if at_hand["token_count"] == NOT_AVAILABLE:
-            meter.allowed -= plan.token_counts
+        model = probed_model(plan, recording)
         spend()
+        recording.folder.record("authorised")
     except (Refused, SetUpMissing) as exc:
         refuse(recording, str(exc))
+    except ModuleNotFoundError as exc:
+        refuse(recording, not_installed(exc))
     except KeyboardInterrupt:
         recording.folder.record("interrupted")
         end_process(STATUS["interrupted"], lambda: recording.close("interrupted"))
     run_to_exit(probe_and_exit(plan, model, recording, secrets), secrets)
+
+
+def probed_model(plan: Plan, recording: Recording) -> "BaseChatModel":
+    """The provider's client as the plan has it, behind a meter that lets out what the plan allows.
+
+    Raises:
+        SetUpMissing: it cannot be built.
+    """
+    counts = 0 if "token_count" in lacking(plan.model) else plan.token_counts
+    levers = Levers(
+        meter=Meter(lambda facts: recording.folder.record("exchange", **facts), allowed=counts + plan.generations),
+        max_output_tokens=plan.max_output_tokens,
+        thinking=plan.thinking,
+        http_timeout_s=plan.http_timeout_s,
+        retries=plan.retries,
+    )
+    recording.folder.record("levers", **levers_of(plan.model, levers))
+    return build_model(plan.model, model_timeout_s=plan.model_timeout_s, environment=os.environ, levers=levers)
 
 
 def refuse(recording: Recording, reason: str) -> NoReturn:

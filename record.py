@@ -11,9 +11,8 @@ if __name__ == "__main__":  # before anything that takes time: Ctrl-C ends the p
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import asyncio
-import json
+import math
 import os
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +23,21 @@ from bounded.outcomes import Outcome
 from bounded.run import Event, Run, to_all
 from bounded.text import fit, said_by, secret_values
 from bounded.usage import judge
-from ci import LocalCi
-from command_line import FLAGS, Flag, UsageError, count, flag_parser, flag_values, folder
+from command_line import KEEPING, Flag, UsageError, count, flag_values, keeping_parser, path
 from evidence.capture import pseudo_terminal, tee
 from evidence.folder import recordable, write_whole
 from evidence.timeline import timeline
 from evidence.verify import document
 from graph import ask, build_graph
 from models.factory import SetUpMissing, build_model
-from models.offline import OfflineTriage
 from recording import Recording
 from scenarios import SCENARIOS, Scenario, ScenarioError, read_scenarios
-from sources.jobs import TOOL_SET, ci_tools
-from summary import changes, table
-from terminal import Progress, answer_dict, clean_logs, complain, set_up
+from summary import changes, in_short, read_saved, summary
+from terminal import Progress, answer_dict, clean_logs, complain, not_installed, set_up
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
+    from langchain_core.tools import BaseTool
 
 SCHEMA_VERSION = 1
 MAX_WHY = 600
@@ -48,39 +45,34 @@ EPILOG = """\
 exit status: 0 every scenario was run, however it ended; 1 one of them could not be, or an output not be written; 2 bad
 arguments or missing set-up; 130 interrupted: the evidence is sealed as that, and the file of --out left as it was."""
 
-SHARED = tuple(flag for flag in FLAGS if flag.name in ("--model", "--served-by"))
 OWN = (
     Flag(
         name="--scenarios",
         metavar="FILE",
         default=None,
         help="scenarios of your own; scenarios.py says how the TOML file looks (default: the five of record.py)",
-        read=folder,
+        read=path,
     ),
-    Flag(name="--repeat", metavar="N", default="1", help="run each scenario so often", read=count),
-    Flag(name="--jobs", metavar="N", default="1", help="at most so many runs at once", read=count),
-    Flag(name="--out", metavar="FILE", default="runs.json", help="what the runs came to; overwritten", read=folder),
+    Flag(name="--repeat", metavar="N", default="1", help="how many times each scenario runs", read=count),
+    Flag(name="--jobs", metavar="N", default="1", help="how many runs at once, at most", read=count),
+    Flag(name="--out", metavar="FILE", default="runs.json", help="what the runs came to; overwritten", read=path),
     Flag(
         name="--compare",
         metavar="OLD.json",
         default=None,
         help="print what has changed since that file was written, scenario by scenario",
-        read=folder,
+        read=path,
     ),
-    Flag(name="--evidence", metavar="PARENT", default="runs", help="where the run folder is made", read=folder),
 )
 
 
-class NotRun(Exception):
-    """A scenario that could not be run as it is meant; the message says why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BatchPlan:
     """What was asked for.
 
     Attributes:
         models: scenario name -> its model; `model` is the name of all of them.
+        tool_set, tools, timeouts: what each run may call, and the seconds that its set brings, by tool.
         repeat, jobs: how often each scenario runs, and how many runs at once.
         out: where it is saved, and `old` what was saved at another time, to be compared with.
     """
@@ -88,10 +80,18 @@ class Plan:
     scenarios: Sequence[Scenario]
     models: "Mapping[str, BaseChatModel]"
     model: str
+    tool_set: str
+    tools: "Sequence[BaseTool]"
+    timeouts: Mapping[str, float | None]
     repeat: int
     jobs: int
     out: Path
     old: Mapping[str, Any] | None
+
+    @property
+    def planned(self) -> int:
+        """How many runs there are to be."""
+        return len(self.scenarios) * self.repeat
 
     def run_name(self, scenario: Scenario, number: int) -> str:
         return scenario.name if self.repeat == 1 else f"{scenario.name}/{number + 1}"
@@ -107,11 +107,10 @@ class Batch:
         rows: run name -> what it came to, as runs.json holds it.
     """
 
-    def __init__(self, *, plan: Plan, recording: Recording, secrets: frozenset[str], progress: Progress) -> None:
+    def __init__(self, *, plan: BatchPlan, recording: Recording, secrets: frozenset[str], progress: Progress) -> None:
         self.plan, self.recording, self.secrets, self.progress = plan, recording, secrets, progress
         self.interrupt = asyncio.Event()
-        self.tools = ci_tools(LocalCi(), secrets=secrets)
-        self.waiting = deque((scenario, number) for number in range(plan.repeat) for scenario in plan.scenarios)
+        self.waiting = ((scenario, number) for number in range(plan.repeat) for scenario in plan.scenarios)
         loop = asyncio.get_running_loop()
         self.first_replies: dict[str, asyncio.Future[int | None]] = {
             scenario.name: loop.create_future() for scenario in plan.scenarios
@@ -125,7 +124,7 @@ class Batch:
         if self.interrupt.is_set():
             return "interrupted"
         ran = [row for row in self.rows.values() if "failed" not in row]
-        return "complete" if len(ran) == len(self.plan.scenarios) * self.plan.repeat else "incomplete"
+        return "complete" if len(ran) == self.plan.planned else "incomplete"
 
     @property
     def exit_status(self) -> int:
@@ -133,14 +132,20 @@ class Batch:
 
     async def work(self) -> None:
         """Run what is waiting, one after the other, until nothing is left or a person interrupts."""
-        while self.waiting and not self.interrupt.is_set():
-            scenario, number = self.waiting.popleft()
+        for scenario, number in self.waiting:
+            if self.interrupt.is_set():
+                return
             name = self.plan.run_name(scenario, number)
             self.going.add(name)
             self.progress.begin(name, name)
+            # Gathered and not caught: only the ladder catches everything.
             [failure] = await asyncio.gather(self.run(scenario, name), return_exceptions=True)
             if isinstance(failure, BaseException):  # it loses its own row only
-                why = str(failure) if isinstance(failure, NotRun) else f"{type(failure).__name__}: {said_by(failure)}"
+                why = (
+                    str(failure)
+                    if isinstance(failure, ScenarioError)
+                    else f"{type(failure).__name__}: {said_by(failure)}"
+                )
                 self.fail(name, why)
             self.going.discard(name)
             self.note_first_reply(scenario.name, None)
@@ -154,27 +159,27 @@ class Batch:
         """Run one scenario once.
 
         Raises:
-            NotRun: its budget cannot be derived.
+            ScenarioError: its budget cannot be derived.
         """
         facts, token_budget = {}, scenario.token_budget
         if (other := scenario.budget_after_first_reply_of) is not None:
             first = await self.first_replies[other]
             if first is None:
-                raise NotRun(f"its budget is derived from the first reply of {other}, which reported no usage")
+                raise ScenarioError(f"its budget is derived from the first reply of {other}, whose usage is not known")
             token_budget = first + 1
             facts["derived"] = f"token_budget: the first reply of {other} used {first} tokens, and one more"
         if scenario.hold_back_s is not None and self.plan.model == "offline":
             facts["injected"] = f"the offline model holds each reply back by {scenario.hold_back_s:g} s"
-        limits = scenario.limits(token_budget, {TOOL_SET: LocalCi().timeouts})
-        record = self.recording.run(name, scenario.question, limits, deadline_s=scenario.deadline_s, **facts)
+        limits = scenario.limits(token_budget, {self.plan.tool_set: self.plan.timeouts})
+        observer = self.recording.observer(name, scenario.question, limits, deadline_s=scenario.deadline_s, **facts)
 
         def watch(event: Event) -> None:
             if event.kind == "model_call_ended":
                 self.note_first_reply(scenario.name, judge(event.facts["usage"]).total)
 
-        run = Run(model=self.recording.model, secrets=self.secrets, observe=to_all(record, watch))
+        run = Run(model=self.recording.model, secrets=self.secrets, observe=to_all(observer, watch))
         model = self.plan.models[scenario.name].model_copy()  # a script begins anew with each run
-        graph = build_graph(model, self.tools, limits=limits, tool_set=TOOL_SET)
+        graph = build_graph(model, self.plan.tools, limits=limits, tool_set=self.plan.tool_set)
         answer = await ask(graph, scenario.question, deadline_s=scenario.deadline_s, run=run, interrupt=self.interrupt)
         self.recording.stop(name, answer)
         self.rows[name] = {"token_budget": token_budget, **facts, **answer_dict(answer)}
@@ -182,14 +187,6 @@ class Batch:
     def note_first_reply(self, name: str, total: int | None) -> None:
         if not self.first_replies[name].done():
             self.first_replies[name].set_result(total)
-
-
-def in_short(row: Mapping[str, Any]) -> str:
-    """What a run came to, on one line."""
-    if "failed" in row:
-        return f"not run: {row['failed']}"
-    known = "" if row["usage_known"] else " known"
-    return f"{row['outcome']}, {row['known_subtotal']}{known} tokens, {row['seconds']:.1f} s"
 
 
 def saved(batch: Batch) -> dict[str, Any]:
@@ -201,29 +198,15 @@ def saved(batch: Batch) -> dict[str, Any]:
             "model_timeout_s": scenario.model_timeout_s,
             "deadline_s": scenario.deadline_s,
             "max_steps": scenario.max_steps,
-            "tool_timeouts_s": {**LocalCi().timeouts, **scenario.tool_timeouts_s},
+            "tool_timeouts_s": {**plan.timeouts, **scenario.tool_timeouts_s},
         }
         runs = [batch.rows[name] for name in names if name in batch.rows]
         scenarios.append({"name": scenario.name, "question": scenario.question, "limits": limits, "runs": runs})
     about = {"model": batch.recording.model, "evidence": batch.recording.folder.path.name}
-    record = {"schema_version": SCHEMA_VERSION, **about, "scenarios": scenarios}
-    return recordable(record, batch.secrets)  # type: ignore[no-any-return]
-
-
-def read_saved(path: Path) -> dict[str, Any]:
-    """An earlier runs.json.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        old = recordable(json.loads(path.read_text(encoding="utf-8")))  # a terminal will show it
-        changes(old, old)
-    except OSError as exc:
-        raise UsageError(f"--compare {path}: {exc.strerror}") from exc
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as exc:
-        raise UsageError(f"--compare {path} is not a file that record.py has saved") from exc
-    return old  # type: ignore[no-any-return]
+    safe: dict[str, Any] = recordable(
+        {"schema_version": SCHEMA_VERSION, **about, "scenarios": scenarios}, batch.secrets
+    )
+    return safe
 
 
 def finish(batch: Batch) -> None:
@@ -236,7 +219,7 @@ def finish(batch: Batch) -> None:
     if batch.outcome == "interrupted":
         folder.record("interrupted")
     try:
-        print(table(record))
+        print(summary(record))
         if plan.old is not None:
             print(f"\n{changes(plan.old, record)}")
         sys.stdout.flush()
@@ -248,13 +231,14 @@ def finish(batch: Batch) -> None:
                 sys.stderr.write(f"interrupted: {plan.out} is left as it was\n")
             else:
                 write_whole(plan.out, document(record))
+                sys.stderr.write(f"saved: {plan.out}\n")
         finally:
             batch.recording.close(batch.outcome)
 
 
-async def record_and_exit(plan: Plan, recording: Recording, secrets: frozenset[str]) -> NoReturn:
+async def record_and_exit(plan: BatchPlan, recording: Recording, secrets: frozenset[str]) -> NoReturn:
     """Run the batch and end the process, whatever is stuck in it."""
-    progress = Progress(sys.stderr, total=len(plan.scenarios) * plan.repeat)
+    progress = Progress(sys.stderr, total=plan.planned)
     batch = Batch(plan=plan, recording=recording, secrets=secrets, progress=progress)
     on_interrupt(batch.interrupt)
 
@@ -267,68 +251,79 @@ async def record_and_exit(plan: Plan, recording: Recording, secrets: frozenset[s
             batch.fail(name, "the event loop was blocked past the deadlines of all runs")
         return batch.exit_status
 
-    # No run takes longer than its deadline, but for the moment in which it ends.
+    # No run takes longer than its deadline, but for the moment in which it ends, and a derived one waits for another.
     longest = max(scenario.deadline_s for scenario in plan.scenarios) + 1
-    arm_watchdog(longest * len(batch.waiting), blocked, last_words)
-    await asyncio.gather(*(batch.work() for _ in range(min(plan.jobs, len(batch.waiting)))))
+    arm_watchdog(longest * (math.ceil(plan.planned / plan.jobs) + 1), blocked, last_words)
+    await asyncio.gather(*(batch.work() for _ in range(min(plan.jobs, plan.planned))))
     end_process(batch.exit_status, last_words)
 
 
-def check_tools(scenarios: Sequence[Scenario]) -> None:
+def check_tools(scenarios: Sequence[Scenario], tools: Sequence[str]) -> None:
     """Raise a `ScenarioError` for a timeout of a tool that there is not: it would change nothing."""
-    tools = [tool.name for tool in ci_tools(LocalCi())]
     for scenario in scenarios:
         if unknown := sorted(scenario.tool_timeouts_s.keys() - set(tools)):
             fault = f"tool_timeouts_s names no tool {unknown[0]!a}; the tools are: {', '.join(tools)}"
             raise ScenarioError(f"scenario {scenario.name}: {fault}")
 
 
-def prepare(
-    arguments: Sequence[str], environment: Mapping[str, str], secrets: frozenset[str]
-) -> "Coroutine[Any, Any, NoReturn]":
-    """Read the command line, build each scenario's model, and make the run folder: nothing has been asked yet.
+def plan_of(values: Mapping[str, Any], environment: Mapping[str, str], secrets: frozenset[str]) -> BatchPlan:
+    """What the command line asks for, checked, with each scenario's model built: nothing has been asked yet.
 
     Raises:
         UsageError, SetUpMissing, ScenarioError: what was typed or set up cannot be taken.
     """
-    parser = flag_parser("record.py", "Run the comparison scenarios and keep their evidence.", EPILOG, (*SHARED, *OWN))
-    parser.add_argument(
-        "--frames", action="store_true", help="keep pictures of the final screen as well, at three widths"
-    )
-    typed = parser.parse_args(arguments)
-    values = flag_values(SHARED, typed, environment) | flag_values(OWN, typed, {})
     scenarios = read_scenarios(Path(values["--scenarios"])) if values["--scenarios"] else SCENARIOS
-    old = read_saved(Path(values["--compare"])) if values["--compare"] else None
-    out = Path(values["--out"])
-    if (out.exists() and not out.is_file()) or not out.resolve().parent.is_dir():
-        raise UsageError(f"--out {out}: takes a file in a folder that there is")
-    check_tools(scenarios)
-    model = values["--model"]
-    models = {
-        scenario.name: build_model(model, model_timeout_s=scenario.model_timeout_s, environment=environment)
-        for scenario in scenarios
-    }
-    for scenario in scenarios:
-        if isinstance(offline := models[scenario.name], OfflineTriage):
-            offline.hold_back_s = scenario.hold_back_s or 0.0
-    plan = Plan(
+    try:
+        old = read_saved(Path(values["--compare"])) if values["--compare"] else None
+    except (OSError, ValueError) as exc:
+        raise UsageError(f"--compare {values['--compare']}: {getattr(exc, 'strerror', None) or exc}") from exc
+    out, model = Path(values["--out"]), values["--model"]
+    if out.exists() and not out.is_file():
+        raise UsageError(f"--out {out}: is there and is no plain file")
+    if not os.access(out.resolve().parent, os.W_OK):
+        raise UsageError(f"--out {out}: its folder cannot be written to")
+    from ci import LocalCi
+    from sources.jobs import TOOL_SET, ci_tools
+
+    source = LocalCi()
+    tools = ci_tools(source, secrets=secrets)
+    check_tools(scenarios, [tool.name for tool in tools])
+    models = {}
+    for each in scenarios:
+        built = build_model(model, model_timeout_s=each.model_timeout_s, environment=environment)
+        held_back = {"hold_back_s": each.hold_back_s} if model == "offline" and each.hold_back_s is not None else {}
+        models[each.name] = built.model_copy(update=held_back)
+    return BatchPlan(
         scenarios=scenarios,
         models=models,
         model=model,
+        tool_set=TOOL_SET,
+        tools=tools,
+        timeouts=source.timeouts,
         repeat=values["--repeat"],
         jobs=values["--jobs"],
         out=out,
         old=old,
     )
+
+
+def prepare(
+    arguments: Sequence[str], environment: Mapping[str, str], secrets: frozenset[str]
+) -> "Coroutine[Any, Any, NoReturn]":
+    """Read the command line, and make the run folder last: until then nothing is touched."""
+    parser = keeping_parser("record.py", "Run the comparison scenarios and keep their evidence.", EPILOG, OWN)
+    typed = parser.parse_args(arguments)
+    values = flag_values(KEEPING, typed, environment) | flag_values(OWN, typed, {})
+    plan = plan_of(values, environment, secrets)
     recording = Recording(
         values["--evidence"],
-        "batch",
-        model,
-        environment,
-        secrets,
+        kind="batch",
+        model=plan.model,
+        environment=environment,
+        secrets=secrets,
         served_by=values["--served-by"],
         capture=pseudo_terminal if typed.frames else tee,
-        planned=len(scenarios) * plan.repeat,
+        planned=plan.planned,
     )
     return record_and_exit(plan, recording, secrets)
 
@@ -342,6 +337,8 @@ def main() -> NoReturn:
         work = prepare(sys.argv[1:], os.environ, secrets)
     except (UsageError, SetUpMissing, ScenarioError) as exc:
         sys.exit(complain("record.py", str(exc)))
+    except ModuleNotFoundError as exc:
+        sys.exit(complain("record.py", not_installed(exc)))
     run_to_exit(work, secrets)
 
 

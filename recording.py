@@ -21,11 +21,11 @@ class Recording:
     def __init__(
         self,
         parent: str,
+        *,
         kind: str,
         model: str,
         environment: Mapping[str, str],
         secrets: frozenset[str],
-        *,
         served_by: str | None,
         capture: Callable[[], Finish] = tee,
         **facts: object,
@@ -40,6 +40,10 @@ class Recording:
         Raises:
             UsageError: the folder cannot be made.
         """
+        try:
+            self._finish_stdout = capture()
+        except (OSError, ModuleNotFoundError) as exc:
+            raise UsageError(f"--frames cannot be made here: {exc}") from exc
         way = endpoint(model, environment)
         # Only Gemini's own client looks for a proxy: Ollama's is told not to, and a probe's transport does not.
         proxied = kind != "live-probe" and model.startswith("gemini-") and bool(getproxies())
@@ -51,9 +55,10 @@ class Recording:
             raise UsageError(f"--evidence {parent}: {exc.strerror or exc}; for example: --evidence runs") from exc
         self.model = public(model)
         self._pictures = capture is pseudo_terminal
-        self._finish_stdout = capture()
 
-    def run(self, name: str, question: str, limits: Limits, *, deadline_s: float | None, **facts: object) -> Observer:
+    def observer(
+        self, name: str, question: str, limits: Limits, *, deadline_s: float | None, **facts: object
+    ) -> Observer:
         """Record that a run starts; what comes back records each of its events."""
         return self.folder.observer(
             name, limits=limits, deadline_s=deadline_s, question=question, model=self.model, **facts
@@ -70,8 +75,10 @@ class Recording:
             OSError: it cannot be sealed.
         """
         stdout = self._finish_stdout()
-        if self._pictures:
-            for name, picture in frames(stdout).items():
-                self.folder.write(f"images/{name}", picture)
-        self.folder.seal(outcome, stdout=stdout)
+        try:
+            if self._pictures:
+                for name, picture in frames(stdout).items():
+                    self.folder.write(f"images/{name}", picture)
+        finally:  # a picture that cannot be made takes nothing from the evidence
+            self.folder.seal(outcome, stdout=stdout)
         sys.stderr.write(f"evidence: {self.folder.path}\n")

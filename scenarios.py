@@ -1,15 +1,19 @@
 """The scenarios that `record.py` compares: its own five, or those of a TOML file.
 
 [[scenario]]
-name = "slow-tool"                       # letters, digits, - and _; each name once
+name = "patient"           # letters, digits, - and _; each name once
 question = "Why did job 815 of pull request 418 fail?"
-token_budget = 500                       # this and all below: optional, as graph.py has them
-budget_after_first_reply_of = "positive" # instead of token_budget: that scenario's first reply, plus one token
+token_budget = 5000        # this and all below are optional, and as graph.py has them
 model_timeout_s = 60
 deadline_s = 120
 max_steps = 12
-hold_back_s = 2                          # only with the offline model: hold each reply back by so many seconds
+hold_back_s = 0.5          # with the offline model only: hold each reply back by so many seconds
 tool_timeouts_s = { fetch_job_log = 9 }
+
+[[scenario]]
+name = "derived"
+question = "Why is CI failing on pull request 415?"
+budget_after_first_reply_of = "patient"   # a token budget of what that one's first reply used, and one more
 """
 
 import re
@@ -27,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class ScenarioError(Exception):
-    """A file of scenarios cannot be taken; the message names the scenario and the key."""
+    """A scenario cannot be taken, or not be run as it is meant; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,7 @@ SCENARIOS = (
     Scenario(name="positive", question=_WHY_415),
     Scenario(name="slow-tool", question="Why did job 815 of pull request 418 fail?"),
     Scenario(name="budget-of-one", question=_WHY_415, token_budget=1),
-    Scenario(name="budget-after-first-reply", question=_WHY_415, budget_after_first_reply_of="positive"),
+    Scenario(name="budget-derived", question=_WHY_415, budget_after_first_reply_of="positive"),
     Scenario(name="model-timeout", question=_WHY_415, model_timeout_s=0.5, hold_back_s=5.0),
 )
 
@@ -103,8 +107,8 @@ def read_scenarios(path: Path) -> tuple[Scenario, ...]:
     scenarios: list[Scenario] = []
     for place, table in enumerate(found, 1):
         if fault := _take(table, scenarios):
-            named = table.get("name") if isinstance(table, dict) else None
-            raise ScenarioError(f"{path}, scenario {place} ({named!a}): {fault}")
+            named = f" ({table['name']!a})" if isinstance(table, dict) and "name" in table else ""
+            raise ScenarioError(f"{path}, scenario {place}{named}: {fault}")
     return tuple(scenarios)
 
 

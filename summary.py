@@ -1,35 +1,46 @@
-"""What a batch came to, as a table, and what has changed since another one; both read what runs.json holds."""
+"""What a batch came to, in short, and what has changed since another one; both read what runs.json holds."""
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from evidence.folder import recordable
 
 Saved = Mapping[str, Any]
 
 
-def table(record: Saved) -> str:
-    """One line for each scenario, its repeats taken together: figures as one, or as least/median/most."""
-    lines = [("scenario", "outcome", "tokens", "calls", "seconds")]
-    notes = []
+def in_short(row: Mapping[str, Any]) -> str:
+    """What a run came to, on one line."""
+    if "failed" in row:
+        return f"not run: {row['failed']}"
+    unknown = "" if row["usage_known"] else " and an unknown rest"
+    return f"{row['outcome']}, {row['known_subtotal']} tokens{unknown}, {row['seconds']:.2f} s"
+
+
+def summary(record: Saved) -> str:
+    """A few short lines for each scenario, its repeats taken together: one figure, or least/median/most."""
+    lines = []
     for scenario in record["scenarios"]:
         runs = [run for run in scenario["runs"] if "failed" not in run]
-        tokens = _spread([run["known_subtotal"] for run in runs])
-        if not all(run["usage_known"] for run in runs):
-            tokens += " known"
-        calls = _shares(_calls(run) for run in runs)
-        seconds = _spread([run["seconds"] for run in runs], ".1f")
-        lines.append((scenario["name"], _outcomes(scenario), tokens, calls, seconds))
-        notes += [f"{scenario['name']}: not run: {run['failed']}" for run in scenario["runs"] if "failed" in run]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*rows, *dict.fromkeys(notes)])
+        lines.append(f"{scenario['name']}: {_outcomes(scenario)}")
+        if runs:
+            unknown = "" if all(run["usage_known"] for run in runs) else ", rest unknown"
+            lines.append(f"  tokens: {_spread([run['known_subtotal'] for run in runs])}{unknown}")
+            lines.append(f"  calls: {_shares(_calls(run) for run in runs)}")
+            lines.append(f"  seconds: {_spread([run['seconds'] for run in runs], '.2f')}")
+        lines += [
+            f"  not run: {why}" for why in dict.fromkeys(run["failed"] for run in scenario["runs"] if "failed" in run)
+        ]
+    return "\n".join(lines)
 
 
 def changes(old: Saved, new: Saved) -> str:
-    """What differs between two batches, scenario by scenario; seconds, which always do, are not compared."""
+    """What differs between two batches, scenario by scenario. Answers and seconds, which always may, are left out."""
     before, after = ({scenario["name"]: scenario for scenario in record["scenarios"]} for record in (old, new))
-    lines = ["changed since then:"]
+    lines = ["what changed (answers and seconds are not compared):"]
     if old["model"] != new["model"]:
         lines.append(f"  model: {old['model']} -> {new['model']}")
     for name in dict.fromkeys([*before, *after]):
@@ -43,12 +54,30 @@ def changes(old: Saved, new: Saved) -> str:
     return "\n".join(lines)
 
 
+def read_saved(path: Path) -> dict[str, Any]:
+    """An earlier runs.json.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is none.
+    """
+    try:
+        old: dict[str, Any] = recordable(json.loads(path.read_text(encoding="utf-8")))  # a terminal will show it
+        changes(old, old)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as exc:
+        raise ValueError(f"{path} is not a file that record.py has saved") from exc
+    return old
+
+
 def _facts(scenario: Saved) -> dict[str, object]:
     runs = [run for run in scenario["runs"] if "failed" not in run]
     return {
         "question": scenario["question"],
-        **scenario["limits"],
-        "token_budget": _shares(str(run["token_budget"]) for run in runs),
+        **{name: value for name, value in scenario["limits"].items() if name != "tool_timeouts_s"},
+        **{f"{tool} timeout": seconds for tool, seconds in scenario["limits"]["tool_timeouts_s"].items()},
+        "derived": _shares(run.get("derived", "none") for run in runs),
+        "injected": _shares(run.get("injected", "none") for run in runs),
+        "token_budget": _shares(str(run["token_budget"] or "none") for run in runs),
         "outcome": _outcomes(scenario),
         "tokens": _spread([run["known_subtotal"] for run in runs]),
         "usage_known": _shares("yes" if run["usage_known"] else "no" for run in runs),
@@ -64,7 +93,7 @@ def _calls(run: Saved) -> str:
 
 def _fate(call: Saved) -> str:
     if "source_gap" in call:
-        return "abandoned" if call["source_gap"] == "native_tool_abandoned" else "stopped"
+        return "abandoned" if call["source_gap"] == "native_tool_abandoned" else "timed out"
     return str(call["outcome"])
 
 

@@ -19,7 +19,7 @@ USAGE_STATUS = 2
 SCHEMA_VERSION = 1
 MAX_LOG_LINE = 300
 TICK_S = 0.2
-BAR = 20
+BAR_CELLS = 20
 CLOSE_S = 0.5
 # LangChain's own tracing would send the question and the logs to one more service, unbounded and unasked for.
 TRACING = ("LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING", "LANGCHAIN_TRACING_V2")
@@ -59,6 +59,12 @@ def complain(script: str, message: str) -> int:
 
     sys.stderr.write(f"{script}: {_line(clean(message))}\n")
     return USAGE_STATUS
+
+
+def not_installed(missing: ModuleNotFoundError) -> str:
+    """What to do about a package that is not there."""
+    hint = f"run: make ask, or: {sys.executable} -m pip install -r requirements-lock.txt"
+    return f"{missing.name} is not installed for {sys.executable}; {hint}"
 
 
 def show_json(answer: "Answer") -> None:
@@ -204,8 +210,8 @@ class Progress:
         doing = [f"{time.monotonic() - since:.0f} s {what}" for what, since in list(self._doing.values())]
         line = "; ".join(doing[:3]) + (f"; {len(doing) - 3} more" if len(doing) > 3 else "")
         if self._total is not None:
-            done = BAR * self._ended // self._total
-            line = f"[{'#' * done}{'.' * (BAR - done)}] {self._ended}/{self._total} {line}"
+            done = BAR_CELLS * self._ended // self._total
+            line = f"[{'#' * done}{'.' * (BAR_CELLS - done)}] {self._ended}/{self._total} {line}"
         try:
             width = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:

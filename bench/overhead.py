@@ -44,7 +44,7 @@ AT_ONCE = 200
 STARTS = 15
 REPEATS = (50, 100, 200)
 JOBS = 50
-KIB_A_MB = 1024**2 if sys.platform == "darwin" else 1024  # a peak is in bytes there
+MAXRSS_A_MB = 1024**2 if sys.platform == "darwin" else 1024  # a peak is in bytes there
 SDKS = {"langchain_google_genai", "google.genai", "langchain_ollama", "ollama", "langchain_openai", "openai"}
 USAGE = {"input_tokens": 900, "output_tokens": 20, "total_tokens": 920}
 
@@ -161,7 +161,7 @@ async def measure_crowd() -> None:
 
 
 def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_A_MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_A_MB
 
 
 async def start(*arguments: str) -> str:
@@ -214,10 +214,8 @@ def measure_batches() -> None:
         if status != 0:
             raise RuntimeError(f"record.py ended with {status}")
         first = first or seconds / repeat
-        figure = (
-            f"{used.ru_maxrss / KIB_A_MB:.0f} MB peak, {seconds:.1f} s, ratio: {seconds / repeat / first:.2f} a repeat"
-        )
-        row(f"  --repeat {repeat}", figure)
+        peak, ratio = used.ru_maxrss / MAXRSS_A_MB, seconds / repeat / first
+        row(f"  --repeat {repeat}", f"{peak:.0f} MB peak, {seconds:.1f} s, ratio: {ratio:.2f} a repeat")
 
 
 def main() -> None:

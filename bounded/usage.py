@@ -14,6 +14,7 @@ class Usage:
 
     Attributes:
         total, input, output: tokens as reported; a part that was not reported as a valid integer is None.
+        thinking: the part of the output that was thinking; None where it was not reported, or is more than the output.
         fault: why the total does not count; None when it does.
         raw: what the adapter handed over, for the record.
     """
@@ -21,6 +22,7 @@ class Usage:
     total: int | None
     input: int | None
     output: int | None
+    thinking: int | None
     fault: str | None
     raw: object
 
@@ -45,16 +47,21 @@ def judge(raw: object) -> Usage:
     """
     if not isinstance(raw, Mapping) or not raw:
         why = "no usage was reported" if raw is None or raw == {} else "the reported usage is malformed"
-        return Usage(total=None, input=None, output=None, fault=why, raw=raw)
+        return Usage(total=None, input=None, output=None, thinking=None, fault=why, raw=raw)
     total, used, made = (_count(raw.get(key)) for key in ("total_tokens", "input_tokens", "output_tokens"))
     details = raw.get("input_token_details")
     cached = _count(details.get("cache_read")) if isinstance(details, Mapping) else None
+    details = raw.get("output_token_details")
+    thinking = _count(details.get("reasoning")) if isinstance(details, Mapping) else None
+    if thinking is not None and (made is None or thinking > made):
+        thinking = None
     fault = None
     if total is None:
         fault = "the reported total is missing" if "total_tokens" not in raw else "the reported total is malformed"
     elif total < max(used + made if used is not None and made is not None else 0, cached or 0):
         fault = "the reported total is below its parts"
-    return Usage(total=total if fault is None else None, input=used, output=made, fault=fault, raw=raw)
+    known = total if fault is None else None
+    return Usage(total=known, input=used, output=made, thinking=thinking, fault=fault, raw=raw)
 
 
 class UsageLedger:

@@ -80,10 +80,6 @@ def accounting(events: Iterable[Mapping[str, Any]], price: Price | None) -> dict
 def _row(event: Mapping[str, Any], counted: int | None) -> dict[str, Any]:
     reported = event["facts"].get("usage")
     usage = judge(reported)
-    details = reported.get("output_token_details") if isinstance(reported, Mapping) else None
-    thinking = details.get("reasoning") if isinstance(details, Mapping) else None
-    if type(thinking) is not int or usage.output is None or not 0 <= thinking <= usage.output:
-        thinking = None
     return {
         "run": event["run"],
         "call": event["facts"]["call"],
@@ -91,8 +87,10 @@ def _row(event: Mapping[str, Any], counted: int | None) -> dict[str, Any]:
         "counted_before": counted,
         "input": usage.input,
         "output": usage.output,
-        "thinking": thinking,
-        "output_without_thinking": None if thinking is None or usage.output is None else usage.output - thinking,
+        "thinking": usage.thinking,
+        "output_without_thinking": None
+        if usage.output is None or usage.thinking is None
+        else usage.output - usage.thinking,
         "total": usage.total,
         "fault": usage.fault,
     }

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -105,6 +106,10 @@ def pseudo_terminal() -> Finish:
     """
     import termios
 
+    for name in ("pyte", "PIL", FONT[0]):  # for the frames: now, and not after a run that cannot be repeated
+        importlib.import_module(name)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # first: where stdout is a file this seeks, as no terminal can
+        sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     sys.stdout.flush()
     descriptor = sys.stdout.fileno()
     master, slave = os.openpty()
@@ -112,8 +117,6 @@ def pseudo_terminal() -> Finish:
     original = os.dup(descriptor)
     os.dup2(slave, descriptor)
     os.close(slave)  # the relay meets its end when no descriptor of that side is left
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     kept = bytearray()
     relay = threading.Thread(target=_relay, args=(master, original, kept), name="pseudo-terminal", daemon=True)
     relay.start()

@@ -15,13 +15,13 @@ import secrets as random
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from bounded.limits import Limits
 from bounded.outcomes import SourceGap
-from bounded.receipts import Anchor, Receipt
+from bounded.receipts import Receipt
 from bounded.run import Event, Observer
 from bounded.text import fit, repr_of
 from evidence.accounting import accounting, price_of
@@ -32,6 +32,7 @@ MAX_STRING = 100_000
 _MAX_DEPTH = 16
 _MAX_REPR = 300
 _END = ("outcome", "source_gap", "reason")
+_NO_MARKS = str.maketrans("", "", "-:")
 _ENDED = {SourceGap.STOPPED: "tool_call_timed_out", SourceGap.ABANDONED: "tool_call_abandoned"}
 
 
@@ -54,29 +55,28 @@ class RunFolder:
             OSError: it cannot be made.
         """
         self.secrets = secrets
-        self._anchor = Anchor(wall=datetime.now(UTC), monotonic=time.monotonic())
+        self._wall, self._began = datetime.now(UTC), time.monotonic()
         self._lock = threading.Lock()
         self._first: Mapping[str, Any] | None = None
         self._last: Mapping[str, Any] = {}
         self._fault = ""
-        self.path = _new_folder(parent, f"{_stamp(self._anchor.wall)}-{kind}")
+        self.path = _new_folder(parent, f"{_iso(self._wall).translate(_NO_MARKS)}-{kind}")
         self._log: int | None = os.open(self.path / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         about = {"kind": kind, "schema_version": SCHEMA_VERSION, "model": model, "endpoint": endpoint}
         self.record("record_started", None, **about, **facts)
         # A price is a provider's, for its own endpoint: who else speaks its wire has none.
-        day = f"{self._anchor.wall:%Y-%m-%d}"
-        self._price = price_of(model, day) if endpoint == "provider" else None
+        self._price = price_of(model, _iso(self._wall)[:10]) if endpoint == "provider" else None
 
     def record(self, kind: str, run: str | None = None, /, **facts: object) -> None:
         """Append an event. It never raises: what cannot be written keeps the folder from being sealed."""
         with self._lock:
             if self._log is None or self._fault:
                 return
-            now = time.monotonic()
+            elapsed_s = time.monotonic() - self._began
             event = {
                 "seq": 0 if self._first is None else self._last["seq"] + 1,
-                "at": _iso(self._anchor.wall_time(now)),
-                "elapsed_ms": round((now - self._anchor.monotonic) * 1000),
+                "at": _iso(self._wall + timedelta(seconds=elapsed_s)),
+                "elapsed_ms": round(elapsed_s * 1000),
                 "run": run,
                 "kind": kind,
                 "facts": recordable(facts, self.secrets),
@@ -90,17 +90,16 @@ class RunFolder:
 
     def observer(self, run: str, *, limits: Limits, deadline_s: float | None, **facts: object) -> Observer:
         """Record that a run starts; what comes back records each of its events."""
-        own = {field.name: getattr(limits, field.name) for field in dataclasses.fields(limits)}
-        self.record("run_started", run, limits={**own, "deadline_s": deadline_s}, **facts)
+        self.record("run_started", run, limits={**recordable(limits), "deadline_s": deadline_s}, **facts)
 
         def observe(event: Event) -> None:
             kind, facts = event.kind, dict(event.facts)
             if isinstance(receipt := facts.get("receipt"), Receipt):
                 if kind == "tool_call_ended" and receipt.source_gap is not None:
                     kind = _ENDED[receipt.source_gap]
-                facts["receipt"] = receipt.as_dict()
-                if kind == "tool_call_started":  # the ledger says already what will be true if nothing else comes
-                    facts["receipt"] = {name: receipt.as_dict()[name] for name in receipt.as_dict() if name not in _END}
+                # While it runs, the ledger says already what will be true if nothing else comes.
+                left_out = _END if kind == "tool_call_started" else ()
+                facts["receipt"] = {name: value for name, value in receipt.as_dict().items() if name not in left_out}
             self.record(kind, run, **facts)
 
         return observe
@@ -133,14 +132,12 @@ class RunFolder:
             os.fsync(log)
             os.close(log)
             if self._fault:
-                raise Unsealed(f"{self.path} stays unsealed: {self._fault}")
+                raise OSError(0, self._fault)
             self.write("stdout.txt", stdout)
             self.write("accounting.json", document(accounting(self.events(), self._price)))
             self.write("outcome-review.json", document(outcome_review(self.events())))
             self._close_events()
             self._write_manifest()
-        except Unsealed:
-            raise
         except OSError as exc:
             raise Unsealed(f"{self.path} stays unsealed: {exc.strerror}") from exc
 
@@ -240,9 +237,5 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _stamp(moment: datetime) -> str:
-    return f"{moment:%Y%m%dT%H%M%S}.{moment.microsecond // 1000:03d}Z"
-
-
-def _iso(wall_time: str) -> str:
-    return datetime.fromisoformat(wall_time).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

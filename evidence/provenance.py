@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from bounded.text import fit
+from bounded.text import fit, mask
 from evidence.folder import RunFolder, recordable
 from evidence.verify import document, sha256
 
@@ -40,14 +40,14 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     commit, changed = _git("rev-parse", "HEAD"), changed_sources()
     # Read once: a source that is saved meanwhile must not differ between its digest and its copy.
     contents = {name: (ROOT / name).read_bytes() for name in sources()}
-    with_secrets = [name for name in changed if any(secret.encode() in contents[name] for secret in folder.secrets)]
+    with_secrets = [name for name in changed if _has_secrets(contents.get(name, b""), folder.secrets)]
     facts = {"command": list(arguments), **facts}
     about = {
         "schema_version": SCHEMA_VERSION,
         "sources": {name: sha256(data) for name, data in contents.items()},
         "not_copied_for_a_secret": with_secrets,
         "commit": commit,
-        "dirty": None if commit is None else bool(changed or _gone()),
+        "dirty": None if commit is None else bool(changed),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": f"{platform.system()} {platform.machine()}",
         "packages": {dist.name: dist.version for dist in importlib.metadata.distributions()},
@@ -55,8 +55,13 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     }
     folder.write("provenance.json", document(recordable(about)))
     for name in changed:
-        if name not in with_secrets:
+        if name in contents and name not in with_secrets:
             folder.write(f"sources/{name}", contents[name])
+
+
+def _has_secrets(source: bytes, secrets: Collection[str]) -> bool:
+    text = source.decode("utf-8", "replace")
+    return mask(text, secrets) != text
 
 
 def sources() -> list[str]:
@@ -66,19 +71,14 @@ def sources() -> list[str]:
 
 
 def changed_sources() -> list[str]:
-    """Sources that are not as the commit has them, the new ones included; all of them where there is no commit."""
+    """Sources that are not as the commit has them: changed, new or gone; all of them where there is no commit."""
     committed = _git("diff", "--name-only", "--relative", "--no-ext-diff", "HEAD")
     tracked = _git("ls-files")  # and not the untracked ones: those leave out what is ignored, be it the whole tree
     if committed is None or tracked is None:
         return sources()
     changed, known = set(committed.splitlines()), set(tracked.splitlines())
-    return [name for name in sources() if name in changed or name not in known]
-
-
-def _gone() -> bool:
-    deleted = _git("ls-files", "--deleted") or ""
-    staged = _git("diff", "--name-only", "--relative", "--diff-filter=D", "HEAD") or ""
-    return any(name.endswith(".py") or name == LOCK for name in (*deleted.splitlines(), *staged.splitlines()))
+    own = {*sources(), *(name for name in changed if name.endswith(".py") or name == LOCK)}
+    return sorted(own & changed | own - known)
 
 
 def _public(value: object, secrets: Collection[str]) -> object:

@@ -191,12 +191,10 @@ def _fate(receipt: Facts) -> tuple[str, str]:
 
 def _tokens(raw: object) -> str:
     usage = judge(raw)
-    if usage.total is None or not isinstance(raw, Mapping):
+    if usage.total is None:
         return f"tokens unknown: {usage.fault}"
-    details = raw.get("output_token_details")
-    thinking = details.get("reasoning") if isinstance(details, Mapping) else None
-    parts = ((usage.input, "in"), (usage.output, "out"), (thinking, "of these thinking"))
-    return f"{usage.total:,} tokens: " + ", ".join(f"{count:,} {word}" for count, word in parts if type(count) is int)
+    parts = ((usage.input, "in"), (usage.output, "out"), (usage.thinking, "of these thinking"))
+    return f"{usage.total:,} tokens: " + ", ".join(f"{count:,} {word}" for count, word in parts if count is not None)
 
 
 def _limits(limits: Facts) -> str:

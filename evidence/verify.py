@@ -23,15 +23,14 @@ MANIFEST = "manifest.json"
 REQUIRED = {"accounting.json", "events.json", "outcome-review.json", "provenance.json", "stdout.txt"}
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:bounded-run:evidence:v1"
+OPTIONAL = {"runs.json", "timeline.html"}
 NO_EVENT = "0" * 64
 RUNS = Path("runs")
-MAX_BYTES = 64 * 1024 * 1024
-MAX_FILES = 2_000
-MAX_DEPTH = 8
+MAX_BYTES, MAX_TOTAL_BYTES = 64 * 1024**2, 256 * 1024**2
+MAX_FILES, MAX_DEPTH = 2_000, 8
 MAX_CALLS = 256
 MAX_ANSWER = 100_000  # a longer one was cut, and is not compared
-MAX_TOTAL_BYTES = 256 * 1024 * 1024
-ENDED_BY_A_BOUND = ("tool_call_timed_out", "tool_call_abandoned")
+ENDED_BY_A_BOUND = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
 AFTER_THE_STOP = (*ENDED_BY_A_BOUND, "tool_call_ended", "tool_call_late", "model_call_late")
 # What a probe waits for: this call, ended by its timeout.
 TARGET = {"tool": "fetch_job_log", "args": {"job_id": 815}}
@@ -41,11 +40,7 @@ Faults = Iterator[str]
 
 
 def canonical(value: Json) -> str:
-    """One line of canonical JSON: sorted keys, ASCII, finite numbers.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
+    """One line of canonical JSON: sorted keys, ASCII; a number that is not finite is a ValueError."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -73,44 +68,50 @@ def manifest(digests: Mapping[str, str], first: Json, last: Json) -> bytes:
     return document({"_type": STATEMENT, "subject": subject, "predicateType": PREDICATE, "predicate": predicate})
 
 
-def reviews(events: Iterable[Json]) -> Iterator[Json]:
-    """Each run's outcome, worked out again, with every disagreement. Holds no more than the runs that are going on."""
-    going: dict[str, list[Json]] = {}
-    stopped: set[str] = set()
+def outcome_review(events: Iterable[Json]) -> Json:
+    """What `outcome-review.json` holds: what is claimed beside what the events give, run by run and as a whole.
+
+    Of a batch, however long, it holds the runs that are going on, and the few events that belong to no run.
+    """
+    outer: list[Json] = []
+    runs: list[Json] = []
+    going: dict[str, list[Json] | None] = {}  # by run: its events so far, None once it has stopped
     for event in events:
-        name = event["run"]
-        if name in stopped and event["kind"] not in AFTER_THE_STOP:
-            yield _review(name, [], [f"{_shown(event['kind'])} after the stop of the run"])
-        elif name is not None and name not in stopped:
-            going.setdefault(name, []).append(event)
-            if event["kind"] == "stop":
-                yield _review(name, going[name], [])
-                stopped.add(name)
-                del going[name]
-    for name, unfinished in going.items():
-        if all(event["kind"] != "run_failed" for event in unfinished):  # else a bug ended it, and it claims nothing
-            yield _review(name, [], ["the run never stopped"])
+        name, kind = event["run"], event["kind"]
+        if name is None or outer[0]["facts"]["kind"] != "batch":
+            outer.append(event)
+        if name is None:
+            continue
+        if (own := going.setdefault(name, [])) is None:
+            if kind not in AFTER_THE_STOP:
+                runs.append(_review(name, f"{_shown(kind)} after the stop of the run"))
+            continue
+        own.append(event)
+        if kind == "stop":
+            claimed, derived, going[name] = event["facts"]["outcome"], derive(own), None
+            runs.append(
+                _review(name, *_against_the_claim(own, derived), *_calls(own), claimed=claimed, derived=derived)
+            )
+    for name, left in going.items():
+        if left and all(event["kind"] != "run_failed" for event in left):  # else a bug ended it, and it claims nothing
+            runs.append(_review(name, "the run never stopped"))
+    claimed, derived = outer[-1]["facts"].get("outcome"), _whole(outer, runs)
+    return {"schema_version": SCHEMA_VERSION, "claimed": claimed, "derived": derived, "runs": runs}
 
 
-def _review(name: str, events: Sequence[Json], disagreements: list[str]) -> Json:
-    claimed = derived = None
-    if events:
-        claimed, derived = events[-1]["facts"]["outcome"], derive(events)
-        disagreements = [*_against_the_claim(events, derived), *_calls(events)]
-    return {"run": name, "claimed": claimed, "derived": derived, "disagreements": disagreements}
+def _review(name: str, *faults: str, claimed: Json = None, derived: str | None = None) -> Json:
+    return {"run": name, "claimed": claimed, "derived": derived, "disagreements": list(faults)}
 
 
 def derive(events: Sequence[Json]) -> str | None:
     """How a run ended, from what happened in it and not from what it says; None where nothing ended it."""
-    if end := next(filter(None, _ends(events)), None):
-        return end
-    replied = any(event["kind"] == "model_call_ended" for event in events)
-    return "paused" if replied and "tools" in events[0]["facts"].get("pause_after", []) else None
+    return next(filter(None, _ends(events)), None)
 
 
 def _ends(events: Sequence[Json]) -> Iterator[str | None]:
-    """For each event what it ends the run with, None where the run goes on."""
-    limits, spent = events[0]["facts"]["limits"], 0
+    """For each event what it ends the run with, None where it goes on; last, what a breakpoint makes of all that."""
+    started, spent, paused = events[0]["facts"], 0, None
+    budget = started["limits"]["token_budget"]
     for event in events:
         kind, facts, end = event["kind"], event["facts"], None
         if kind == "run_cut" and facts["by"] in ("deadline", "interrupted"):
@@ -120,31 +121,43 @@ def _ends(events: Sequence[Json]) -> Iterator[str | None]:
         elif kind == "model_call_ended":
             total, ids = known_total(facts["usage"]), [call["id"] for call in facts["proposed"]]
             spent += total or 0
+            paused = "paused" if "tools" in started.get("pause_after", []) else None
             if total is None:
                 end = "missing_usage"
             elif len(ids) > MAX_CALLS or not all(ids) or len(set(ids)) < len(ids):
                 end = "model_error"
             elif not ids:
                 end = "answered" if facts["text_chars"] else "empty_answer"
-            elif limits["token_budget"] is not None and spent >= limits["token_budget"]:
+            elif budget is not None and spent >= budget:
                 end = "token_budget"
-            elif facts["call"] >= limits["max_steps"]:
+            elif facts["call"] >= started["limits"]["max_steps"]:
                 end = "step_limit"
         yield end
+    yield paused
 
 
 def known_total(usage: Json) -> int | None:
     """The total that a reply's usage reports, None where it reports none that can be true."""
-    if not isinstance(usage, dict):
-        return None
-    details = usage.get("input_token_details")
-    cached = _count(details.get("cache_read")) if isinstance(details, dict) else None
-    total, read, written = (_count(usage.get(f"{part}_tokens")) for part in ("total", "input", "output"))
-    least = max(cached or 0, 0 if read is None or written is None else read + written)
-    return None if total is None or total < least else total
+    return _reported(usage)["total"]
 
 
-def _count(value: object) -> int | None:
+def _reported(usage: Json) -> dict[str, int | None]:
+    """What a reply's usage says, as `accounting.json` names it; None for what it does not say, or cannot be true."""
+    total, read, written = (_count(usage, f"{part}_tokens") for part in ("total", "input", "output"))
+    cached = _count(usage, "input_token_details", "cache_read") or 0
+    thinking, rest = _count(usage, "output_token_details", "reasoning"), None
+    if total is not None and total < max(cached, 0 if read is None or written is None else read + written):
+        total = None
+    if written is None or thinking is None or thinking > written:
+        thinking = None
+    else:
+        rest = written - thinking
+    return {"input": read, "output": written, "thinking": thinking, "output_without_thinking": rest, "total": total}
+
+
+def _count(value: Json, *path: str) -> int | None:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
     return value if type(value) is int and 0 <= value < 2**63 else None
 
 
@@ -158,27 +171,31 @@ def _against_the_claim(events: Sequence[Json], derived: str | None) -> Faults:
     totals = [known_total(reply["usage"]) for reply in replies]
     happened = [event["kind"] for event in events]
     said = [event["facts"]["outcome"] for event in events if event["kind"] == "run_ended"]
-    claims = {
-        "known_subtotal": sum(filter(None, totals)),
-        "usage_known": None not in totals and "model_call_cut" not in happened,
-        "model_calls": happened.count("model_call_started"),
-        "model": started["facts"].get("model"),
-        "outcome": said[0] if said else stop["outcome"],
-    }
-    for name, value in claims.items():
-        if stop.get(name) != value:
-            yield f"{name} is {_shown(stop.get(name))} where the run stopped, {_shown(value)} by its events"
-    said_chars, chars = len(stop.get("answer", "")), replies[-1]["text_chars"] if replies else 0
-    if said_chars != chars <= MAX_ANSWER:
-        yield f"the answer has {said_chars} characters, the last reply {_shown(chars)}"
+    chars, answer = replies[-1]["text_chars"] if replies else 0, len(stop.get("answer", ""))
+    if answer != chars <= MAX_ANSWER:
+        yield f"the answer has {answer} characters, the last reply {_shown(chars)}"
+    yield from _differences(
+        stop,
+        known_subtotal=sum(filter(None, totals)),
+        usage_known=None not in totals and "model_call_cut" not in happened,
+        model_calls=happened.count("model_call_started"),
+        model=started["facts"].get("model"),
+        outcome=said[0] if said else stop["outcome"],
+    )
     over, deadline_s = False, started["facts"]["limits"]["deadline_s"]
-    for event, end in zip(events, _ends(events), strict=True):
+    for event, end in zip(events, _ends(events), strict=False):
         took_ms = event["elapsed_ms"] - started["elapsed_ms"]
         if over and event["kind"] in ("model_call_started", "tool_call_started"):
             yield f"{event['kind']} after the run had ended"
         if end == "deadline" and deadline_s is not None and took_ms + 1 < deadline_s * 1000:
             yield f"cut off by its deadline of {deadline_s:g} s after {took_ms} ms"
         over = over or end is not None
+
+
+def _differences(said: Json, **derived: Json) -> Faults:
+    for name, value in derived.items():
+        if said.get(name) != value:
+            yield f"{name} is {_shown(said.get(name))}, and {_shown(value)} by the events"
 
 
 def _calls(events: Sequence[Json]) -> Faults:
@@ -191,8 +208,8 @@ def _calls(events: Sequence[Json]) -> Faults:
         elif "receipt" in facts:
             receipt = facts["receipt"]
             last[receipt["turn"], receipt["index"]] = receipt
-            gap = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
-            if event["kind"] in ("tool_call_ended", *gap) and receipt.get("source_gap") != gap.get(event["kind"]):
+            ended = event["kind"] == "tool_call_ended" or event["kind"] in ENDED_BY_A_BOUND
+            if ended and receipt.get("source_gap") != ENDED_BY_A_BOUND.get(event["kind"]):
                 yield f"{_shown(event['kind'])} with a receipt that says otherwise"
     receipts = events[-1]["facts"]["receipts"]
     if proposed != [(each["turn"], each["index"], each.get("call_id"), each["tool"]) for each in receipts]:
@@ -210,34 +227,19 @@ def _calls(events: Sequence[Json]) -> Faults:
     yield from (f"call {index + 1} of turn {_shown(turn)}: has an event and no receipt" for turn, index in last)
 
 
-def outcome_review(events: Iterable[Json]) -> Json:
-    """What `outcome-review.json` holds: what is claimed beside what the events give, run by run and as a whole."""
-    outer: list[Json] = []
-
-    def watched() -> Iterator[Json]:
-        for event in events:
-            if event["run"] is None or outer[0]["facts"]["kind"] != "batch":
-                outer.append(event)  # of a batch, however long, only the few that belong to no run
-            yield event
-
-    runs = list(reviews(watched()))
-    claimed, derived = outer[-1]["facts"].get("outcome"), _whole(outer, runs)
-    return {"schema_version": SCHEMA_VERSION, "claimed": claimed, "derived": derived, "runs": runs}
-
-
 def _whole(outer: Sequence[Json], runs: Sequence[Json]) -> str | None:
     kind, happened = outer[0]["facts"]["kind"], {event["kind"] for event in outer}
     if kind == "batch":
         if "interrupted" in happened or any(run["derived"] == "interrupted" for run in runs):
             return "interrupted"
         return "complete" if len(runs) == outer[0]["facts"]["planned"] else "incomplete"
-    if kind == "live-probe" and "refused" in happened:
-        return "refused"
-    if kind == "live-probe" and "interrupted" in happened:
-        return "interrupted"
     derived: str | None = runs[0]["derived"] if len(runs) == 1 else None
-    if kind != "live-probe" or derived == "interrupted":
+    if kind != "live-probe":
         return derived
+    if "refused" in happened:
+        return "refused"
+    if "interrupted" in (*happened, derived):
+        return "interrupted"
     counts = [event["facts"]["status"] for event in outer if event["kind"] == "token_count"]
     if "model_call_started" in happened and counts not in (["counted"], ["not_available"]):
         return "incomplete_preflight"
@@ -247,89 +249,65 @@ def _whole(outer: Sequence[Json], runs: Sequence[Json]) -> str | None:
 
 
 def _accounts(book: Json, events: Sequence[Json]) -> Faults:
-    """The sums of `accounting.json`, and its estimate, against the events and its own price."""
-    ended = [event for event in events if event["kind"] in ("model_call_ended", "model_call_cut")]
-    rows = [(event["run"], event["facts"]["call"], event["facts"].get("usage")) for event in ended]
-    if rows != [(row["run"], row["call"], row["reported"]) for row in book["calls"]]:
+    """The rows, sums and estimate of `accounting.json`, against the events and its own price."""
+    rows: list[Json] = []
+    for event in events:
+        if event["kind"] in ("model_call_ended", "model_call_cut"):
+            usage = event["facts"].get("usage")
+            rows.append({"run": event["run"], "call": event["facts"]["call"], "reported": usage, **_reported(usage)})
+    if rows != [{name: said[name] for name in rows[0]} for said in book["calls"]]:
         yield "its calls are not those of the events"
-        return
-    totals = [known_total(usage) for _run, _call, usage in rows]
-    for row, total, usage in zip(book["calls"], totals, (usage for _run, _call, usage in rows), strict=True):
-        if {name: row[name] for name in PARTS} != _parts(usage, total):
-            yield f"call {_shown(row['call'])} of {_shown(row['run'])}: its row is not what was reported"
-    if book["known_subtotal"] != sum(total or 0 for total in totals) or book["usage_known"] != (None not in totals):
-        yield "the known subtotal is not the sum of what was reported"
-    if (book["estimate"] is None) != (book["price"] is None or totals == [None] * len(totals)):
-        yield "an estimate needs a price and reported usage"
-    if book["price"] is not None and events[0]["facts"]["endpoint"] != "provider":
+    known = [row for row in rows if row["total"] is not None]
+    spent, unknown, price, estimate = sum(row["total"] for row in known), len(rows) - len(known), book["price"], None
+    if price is not None and known:
+        read, written = (sum(row[part] or 0 for row in known) for part in ("input", "output"))
+        usd = read * Decimal(price["input_usd_per_million"]) + written * Decimal(price["output_usd_per_million"])
+        unpriced = spent - read - written
+        estimate = {
+            "usd": format((usd / 1_000_000).normalize(), "f"),
+            "covers": "the known part only" if unknown or unpriced else "all that was used",
+            "calls_without_usage": unknown,
+            "tokens_without_a_price": unpriced,
+        }
+    yield from _differences(book, known_subtotal=spent, usage_known=unknown == 0, estimate=estimate)
+    if price is not None and events[0]["facts"]["endpoint"] != "provider":
         yield "there is a price for what is not the provider's own endpoint"
-    if book["estimate"] is not None:
-        priced = 0
-        usd = Decimal(0)
-        for part in ("input", "output"):
-            tokens = sum(
-                _count(usage.get(f"{part}_tokens")) or 0
-                for _run, _call, usage in rows
-                if known_total(usage) is not None
-            )
-            priced += tokens
-            usd += tokens * Decimal(book["price"][f"{part}_usd_per_million"]) / 1_000_000
-        if Decimal(book["estimate"]["usd"]) != usd:
-            yield "the estimate is not the price of the reported tokens"
-        unknown, unpriced = totals.count(None), sum(total or 0 for total in totals) - priced
-        covers = "the known part only" if unknown or unpriced else "all that was used"
-        said = [book["estimate"][name] for name in ("covers", "calls_without_usage", "tokens_without_a_price")]
-        if said != [covers, unknown, unpriced]:
-            yield "what the estimate covers is not what was reported"
 
 
-PARTS = ("input", "output", "thinking", "output_without_thinking", "total")
-
-
-def _parts(usage: Json, total: int | None) -> Json:
-    usage = usage if isinstance(usage, dict) else {}
-    read, written = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
-    details = usage.get("output_token_details")
-    thinking = _count(details.get("reasoning")) if isinstance(details, dict) else None
-    if thinking is None or written is None or thinking > written:
-        thinking, rest = None, None
-    else:
-        rest = written - thinking
-    return dict(zip(PARTS, (read, written, thinking, rest, total), strict=True))
-
-
-def _sources(provenance: Json, digests: Mapping[str, str]) -> Faults:
-    if provenance["dirty"] is False and any(name.startswith("sources/") for name in digests):
+def _provenance(provenance: Json, digests: Mapping[str, str], started: Json) -> Faults:
+    yield from _differences(provenance, model=started["model"], endpoint=started["endpoint"])
+    copies = {name[8:]: digest for name, digest in digests.items() if name.startswith("sources/")}
+    if copies and provenance["dirty"] is False:
         yield "it says that the tree was clean, and there are copies of changed sources"
-    provenance["sources"].keys()
-    for name, digest in digests.items():
-        if name.startswith("sources/") and provenance["sources"].get(name.removeprefix("sources/")) != digest:
-            yield f"{_shown(name)} is not the source that ran"
+    for name, _digest in sorted(copies.items() - provenance["sources"].items()):
+        yield f"sources/{_shown(name)} is not the source that ran"
 
 
 def verify(folder: Path) -> list[str]:
     """Every fault of a run folder, as `FILE: what is wrong`; an empty list where it holds."""
+    if not os.path.lexists(folder / MANIFEST):
+        return [f"{MANIFEST}: missing: no run folder, or one that is not sealed: its run was killed or is going on"]
     contents: dict[str, bytes] = {}
     faults = [f"{_shown(name)}: {fault}" for name, fault in _read_all(folder, contents)]
-    if MANIFEST not in contents:
-        return [*faults, f"{MANIFEST}: missing: this folder is not sealed; its run was killed or is still going on"]
     digests = {name: sha256(data) for name, data in contents.items() if name != MANIFEST}
     events: list[Json] = []
-    checks: dict[str, Callable[[], Faults]] = {
-        "events.json": lambda: _chain(contents["events.json"], events),
-        MANIFEST: lambda: _manifest(contents[MANIFEST], digests, events),
-        "outcome-review.json": lambda: _review_file(contents["outcome-review.json"], events),
-        "accounting.json": lambda: _accounts(_parse(contents["accounting.json"]), events),
-        "provenance.json": lambda: _sources(_parse(contents["provenance.json"]), digests),
+    checks: dict[str, Callable[[bytes], Faults]] = {
+        "events.json": lambda data: _chain(data, events),
+        MANIFEST: lambda data: _manifest(data, digests, events),
+        "outcome-review.json": lambda data: _review_file(data, events),
+        "accounting.json": lambda data: _accounts(_parse(data), events),
+        "provenance.json": lambda data: _provenance(_parse(data), digests, events[0]["facts"]),
     }
     for name, check in checks.items():
+        if name not in contents:
+            continue  # which is a fault already
         try:
             # One by one: what was found before a check breaks off stays found.
-            faults.extend(fault if name == MANIFEST else f"{name}: {fault}" for fault in check())
+            faults.extend(fault if name == MANIFEST else f"{name}: {fault}" for fault in check(contents[name]))
         except KeyError as exc:
             faults.append(f"{name}: {_shown(exc.args[0])} is missing")
         except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as exc:
-            faults.append(f"{name}: cannot be checked: {ascii(exc)[:200]}")
+            faults.append(f"{name}: has no shape that can be checked: {ascii(exc)[:200]}")
     return faults
 
 
@@ -337,8 +315,7 @@ def _chain(data: bytes, events: list[Json]) -> Faults:
     """Read the events, one a line, and check that each holds the digest of the one before."""
     text = data.decode("ascii")
     if not (text.startswith("[\n") and text.endswith("\n]\n")):
-        yield "is no list with one event a line"
-        return
+        raise ValueError("it is no list with one event a line")
     before = NO_EVENT
     for place, line in enumerate(text[2:-3].split(",\n")):
         event = _parse(line.encode("ascii"))
@@ -350,17 +327,17 @@ def _chain(data: bytes, events: list[Json]) -> Faults:
 
 def _manifest(data: bytes, digests: Mapping[str, str], events: Sequence[Json]) -> Faults:
     claimed = {subject["name"]: subject["digest"]["sha256"] for subject in _parse(data)["subject"]}
-    for name in sorted(claimed.keys() | digests.keys()):
+    for name in sorted(claimed.keys() | digests.keys() | REQUIRED):
         if name not in digests:
             yield f"{_shown(name)}: missing"
         elif name not in claimed:
             yield f"{_shown(name)}: is no subject of the manifest"
         elif claimed[name] != digests[name]:
             yield f"{_shown(name)}: its digest is not the one in the manifest"
-    for name in sorted(REQUIRED - digests.keys() - claimed.keys()):
-        yield f"{name}: missing"
+        elif name not in REQUIRED | OPTIONAL and not name.startswith(("images/", "sources/")):
+            yield f"{_shown(name)}: is no file of a run folder"
     if not events or events[-1]["kind"] != "record_ended" or data != manifest(digests, events[0], events[-1]):
-        yield f"{MANIFEST}: is not what the folder gives"
+        yield f"{MANIFEST}: differs from the one that the folder gives"
 
 
 def _review_file(data: bytes, events: Sequence[Json]) -> Faults:
@@ -375,23 +352,23 @@ def _review_file(data: bytes, events: Sequence[Json]) -> Faults:
 
 def _read_all(folder: Path, contents: dict[str, bytes]) -> Iterator[Sequence[str]]:
     """Read every plain file into `contents`, by its name in the folder; yield the name and fault of everything else."""
-    waiting = [(str(folder), "")]
+    waiting = [""]
     while waiting:
-        directory, prefix = waiting.pop()
+        prefix = waiting.pop()
         try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(folder / prefix), key=lambda entry: entry.name)
+            if prefix and not entries:
+                yield prefix[:-1], "is an empty folder"
         except OSError as exc:
             yield prefix[:-1], f"cannot be read: {exc.strerror}"
             continue
-        if prefix and not entries:
-            yield prefix[:-1], "is an empty folder"
         for entry in entries:
             name = prefix + entry.name
             try:
                 if len(contents) >= MAX_FILES or name.count("/") > MAX_DEPTH:
                     raise ValueError(f"is beyond {MAX_FILES} files or {MAX_DEPTH} folders deep")
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append((entry.path, f"{name}/"))
+                    waiting.append(f"{name}/")
                 else:
                     contents[name] = _read(entry.path, MAX_TOTAL_BYTES - sum(map(len, contents.values())))
             except (ValueError, OSError) as exc:
@@ -403,23 +380,15 @@ def _read(path: str, left: int) -> bytes:
     if not stat.S_ISREG(os.lstat(path).st_mode):
         raise ValueError("is no plain file")
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        if os.fstat(file.fileno()).st_size > left:
-            raise ValueError(f"is beyond {MAX_TOTAL_BYTES} bytes of the whole folder")
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ValueError(f"is larger than {MAX_BYTES} bytes")
+        data = file.read(min(MAX_BYTES, left) + 1)
+    if len(data) > min(MAX_BYTES, left):
+        raise ValueError(f"is larger than {MAX_BYTES} bytes" if left >= MAX_BYTES else "makes the folder too large")
     return data
 
 
 def _parse(data: bytes) -> Json:
-    """Strict, canonical JSON; anything else is a ValueError, or a RecursionError where it is nested too deep."""
-
-    def once(pairs: list[tuple[str, Json]]) -> Json:
-        if len({key for key, _value in pairs}) < len(pairs):
-            raise ValueError("a key stands twice")
-        return dict(pairs)
-
-    value = json.loads(data.decode("ascii"), object_pairs_hook=once)
+    """Canonical JSON, so no key twice; else a ValueError, or a RecursionError where it is nested too deep."""
+    value = json.loads(data.decode("ascii"))
     if data != canonical(value).encode("ascii") and data != document(value):
         raise ValueError("is no canonical JSON")
     return value
@@ -435,32 +404,27 @@ def main() -> NoReturn:
     if named in (["--help"], ["-h"]):
         print(__doc__)
         sys.exit(0)
-    folders = sorted(path for path in RUNS.glob("*") if path.is_dir()) if named == ["--all"] else list(map(Path, named))
-    if not folders or any(str(folder).startswith("-") for folder in folders):
-        what = (
-            f"there is no run folder in {RUNS}"
-            if named == ["--all"]
-            else "name run folders, or --all for those in runs"
-        )
-        sys.stderr.write(f"verify.py: {what}; for example: python verify.py runs/*\n")
+    folders = sorted(str(path) for path in RUNS.glob("*") if path.is_dir()) if named == ["--all"] else named
+    if not folders or any(folder.startswith("-") for folder in folders):
+        what = f"no run folder is named, or there is none in {RUNS}; for example: python verify.py runs/*"
+        sys.stderr.write(f"verify.py: {what}\n")
         sys.exit(2)
     try:
-        holds = _say(folders)
+        holds = [_says(folder) for folder in folders]
         sys.stdout.flush()
-    except BrokenPipeError:  # a reader that left early has seen enough: whatever it was, it is not known to hold
-        holds = False
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(0 if holds else 1)
+    except BrokenPipeError:  # a reader that left early: what it has not seen is not known to hold
+        os._exit(1)
+    sys.exit(0 if all(holds) else 1)
 
 
-def _say(folders: Iterable[Path]) -> bool:
-    holds = True
-    for folder in folders:
-        shown = _shown(str(folder))
-        if not os.path.isdir(folder):
-            faults = [f"{shown}: there is no such folder"]
-        else:
-            faults = [f"{shown}/{fault}" for fault in verify(folder)]
-        print("\n".join(faults or [f"{shown} holds"]))
-        holds = holds and not faults
-    return holds
+def _says(folder: str) -> bool:
+    shown = _shown(folder)
+    faults = [f"{shown}: there is no such folder"]
+    if os.path.isdir(folder):
+        faults = [f"{shown}/{fault}" for fault in verify(Path(folder))]
+    print("\n".join(faults or [f"{shown} holds"]))
+    return not faults
+
+
+if __name__ == "__main__":
+    main()

@@ -58,8 +58,11 @@ def endpoint(name: str, environment: Mapping[str, str]) -> str:
     host = environment.get("GOOGLE_GEMINI_BASE_URL" if gemini else "OLLAMA_HOST", "").strip()
     if gemini and not host:
         return "provider"
-    parts = urlsplit(host if "://" in host else f"http://{host or '127.0.0.1'}")
-    return "loopback" if parts.hostname in ("127.0.0.1", "localhost", "::1") else "overridden"
+    try:
+        named = urlsplit(host if "://" in host else f"http://{host or '127.0.0.1'}").hostname
+    except ValueError:  # no address: whoever builds the model says so
+        named = None
+    return "loopback" if named in ("127.0.0.1", "localhost", "::1") else "overridden"
 
 
 def _build(

@@ -45,7 +45,7 @@ def gemini_model(
         api_key=SecretStr(key),
         vertexai=False,
         timeout=timeout_s,
-        max_retries=1,  # the first try only
+        max_retries=1 if levers is None else 1 + levers.retries,  # the first try is one of them
         max_output_tokens=None if levers is None else levers.max_output_tokens,
         thinking_level=None if levers is None else levers.thinking,
         client_args=client,  # of the SDK's two clients, both

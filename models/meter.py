@@ -1,4 +1,4 @@
-"""Meter what a probe sends: a transport that lets so many requests out of the process, and the levers beside it."""
+"""Meter what a probe sends: a transport that lets a given number of requests out, and the levers beside it."""
 
 import itertools
 import sys
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 8 * 1024 * 1024  # of a body once decoded
 NOT_AVAILABLE = "not_available"
 
-# What each kind of model lacks of the levers below; one that is not named here lacks them all.
-_LACKING: Mapping[str, frozenset[str]] = {
-    "chat-google-generative-ai": frozenset(),
-    # Few of the models that Ollama serves know levels of thinking, and which do takes a request of its own to learn.
-    "chat-ollama": frozenset({"token_count", "thinking"}),
-}
 # What described the body on the wire and does not describe it decoded.
 _OF_THE_WIRE = {"content-encoding", "content-length", "transfer-encoding"}
 
@@ -50,9 +44,9 @@ class Meter:
             (decoded), each of the last four None where there was none.
     """
 
-    def __init__(self, on_exchange: Callable[[Facts], None], *, allowed: int = 2) -> None:
+    def __init__(self, on_exchange: Callable[[Facts], None], *, allowed: int) -> None:
         self._on_exchange = on_exchange
-        self.allowed = allowed
+        self._allowed = allowed
         self._numbers = itertools.count(1)
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -64,9 +58,9 @@ class Meter:
             Exception: what the HTTP library raises, a body that does not decode included.
         """
         with self._recorded(request) as facts:
-            if facts["number"] > self.allowed:
+            if facts["number"] > self._allowed:
                 raise RequestRefused(
-                    f"{self.allowed} requests may leave this process, this is number {facts['number']}"
+                    f"{self._allowed} requests may leave this process, this is number {facts['number']}"
                 )
             # The SDKs stand on one library or the other; a request knows which.
             http: Any = sys.modules[type(request).__module__.partition(".")[0]]
@@ -118,24 +112,33 @@ class Levers:
     """
 
     meter: Meter
-    max_output_tokens: int = 4096
-    thinking: Literal["low"] = "low"
-    http_timeout_s: float = 45.0
+    max_output_tokens: int
+    thinking: Literal["low"]
+    http_timeout_s: float
+    retries: int
 
 
-def levers_of(model: "BaseChatModel", levers: Levers) -> Mapping[str, Any]:
-    """What is in force at this model's provider, by name, as a record has it; `NOT_AVAILABLE` for what it lacks."""
+def lacking(name: str) -> frozenset[str]:
+    """Which levers the provider of the model of that name has not.
+
+    Few of the models that Ollama serves know levels of thinking, and which do takes a request of its own to learn.
+    """
+    return frozenset() if name.startswith("gemini-") else frozenset({"token_count", "thinking"})
+
+
+def levers_of(name: str, levers: Levers) -> Mapping[str, Any]:
+    """What is in force at the provider of that model, by name; `NOT_AVAILABLE` for what it lacks."""
     every = {
         "token_count": "available",
         "thinking": levers.thinking,
         "max_output_tokens": levers.max_output_tokens,
         "http_timeout_s": levers.http_timeout_s,
+        "retries": levers.retries,
     }
-    lacking = _LACKING.get(model._llm_type, every)
-    return {name: NOT_AVAILABLE if name in lacking else value for name, value in every.items()}
+    return {lever: NOT_AVAILABLE if lever in lacking(name) else value for lever, value in every.items()}
 
 
-async def count_tokens(model: "BaseChatModel", messages: Sequence["BaseMessage"]) -> int | None:
+async def count_tokens(name: str, model: "BaseChatModel", messages: Sequence["BaseMessage"]) -> int | None:
     """The provider's own count of what `messages` say, in one request without a retry; None where it has none.
 
     It is no cap, and it is not the whole request: the tools are left out (see `models/gemini.py`). It takes as long as
@@ -144,7 +147,7 @@ async def count_tokens(model: "BaseChatModel", messages: Sequence["BaseMessage"]
     Raises:
         Exception: what the provider's SDK raises; `models.failures.failed` says what that means.
     """
-    if "token_count" in _LACKING.get(model._llm_type, {"token_count"}):
+    if "token_count" in lacking(name):
         return None
     from models.gemini import count_gemini_tokens
 
