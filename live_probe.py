@@ -80,7 +80,8 @@ class CountFirst:
             self.count = NOT_AVAILABLE if counted is None else "counted"
         finally:
             self.recording.folder.record("token_count", RUN, status=self.count, counted=counted)
-        return await self.caller.ainvoke(messages)
+        reply: AIMessage = await self.caller.ainvoke(messages)
+        return reply
 
 
 def verdict(answer: Answer, count: str) -> str:

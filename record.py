@@ -253,7 +253,7 @@ async def record_and_exit(plan: BatchPlan, recording: Recording, secrets: frozen
 
     # No run takes longer than its deadline, but for the moment in which it ends, and a derived one waits for another.
     longest = max(scenario.deadline_s for scenario in plan.scenarios) + 1
-    arm_watchdog(longest * (math.ceil(plan.planned / plan.jobs) + 1), blocked, last_words)
+    arm_watchdog(2 * longest * math.ceil(plan.planned / plan.jobs), blocked, last_words)
     await asyncio.gather(*(batch.work() for _ in range(min(plan.jobs, plan.planned))))
     end_process(batch.exit_status, last_words)
 
@@ -278,9 +278,10 @@ def plan_of(values: Mapping[str, Any], environment: Mapping[str, str], secrets: 
     except (OSError, ValueError) as exc:
         raise UsageError(f"--compare {values['--compare']}: {getattr(exc, 'strerror', None) or exc}") from exc
     out, model = Path(values["--out"]), values["--model"]
-    if out.exists() and not out.is_file():
+    folder = os.path.dirname(os.path.realpath(out))
+    if os.path.exists(out) and not os.path.isfile(out):  # unlike a Path, these do not raise where it cannot be seen
         raise UsageError(f"--out {out}: is there and is no plain file")
-    if not os.access(out.resolve().parent, os.W_OK):
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"--out {out}: its folder cannot be written to")
     from ci import LocalCi
     from sources.jobs import TOOL_SET, ci_tools

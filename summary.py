@@ -110,7 +110,7 @@ def _shares(words: Iterable[str]) -> str:
     return ", ".join(f"{word or 'none'} {n}/{counted.total()}" for word, n in most_first) or "-"
 
 
-def _spread(values: Sequence[float], form: str = "g") -> str:
+def _spread(values: Sequence[float], form: str = ".15g") -> str:  # what plain "g" leaves of 1234567 is 1.23457e+06
     if not values:
         return "-"
     least, middle, most = min(values), statistics.median(values), max(values)

@@ -209,9 +209,9 @@ def test_an_authorisation_that_expires_before_it_is_spent_is_gone(write: Write) 
         ("exits", "the guard raised SystemExit"),
         ("interrupts", "the guard raised KeyboardInterrupt"),
         ("cancels", "the guard raised CancelledError"),
-        ("plain", "a guard is an async function"),
-        ("absent", "a guard is an async function"),
-        ("SECRET", "a guard is an async function"),
+        ("plain", "MODULE has no async function plain"),
+        ("absent", "MODULE has no async function absent"),
+        ("SECRET", "MODULE has no async function SECRET"),
         ("none", "the guard answered NoneType, which is no authorisation"),
         ("yes", "the guard answered bool, which is no authorisation"),
         ("mapping", "the guard answered dict, which is no authorisation"),
@@ -229,7 +229,8 @@ def test_an_authorisation_that_expires_before_it_is_spent_is_gone(write: Write) 
 def test_a_guard_that_fails_or_answers_anything_else_is_refused_in_our_words(
     guard: str, says: str, write: Write
 ) -> None:
-    assert refused(f"{write(GUARDS)}:{guard}") == says
+    module = write(GUARDS)
+    assert refused(f"{module}:{guard}") == says.replace("MODULE", module)
 
 
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt", "ValueError"])
@@ -244,9 +245,16 @@ def test_a_guard_that_is_not_named_as_one_is_refused(guard: str) -> None:
     assert refused(guard) == "a guard is named as package.module:function"
 
 
-@pytest.mark.parametrize("guard", ["no_such_module:allow", "json.no_such_module:allow"])
-def test_a_guard_that_is_not_there_is_refused(guard: str) -> None:
-    assert refused(guard) == "there is no such guard"
+@pytest.mark.parametrize(
+    ("guard", "missing"),
+    [
+        ("no_such_module:allow", "no_such_module"),
+        ("no_such_package.guards:allow", "no_such_package"),
+        ("json.no_such_module:allow", "json.no_such_module"),
+    ],
+)
+def test_a_guard_that_is_not_there_is_refused_by_its_name(guard: str, missing: str) -> None:
+    assert refused(guard) == f"there is no module {missing}; is its folder on PYTHONPATH?"
 
 
 @pytest.mark.parametrize("guard", ["sys:exit", "zipimport:zipimporter"])

@@ -211,6 +211,19 @@ async def test_what_is_missing_after_an_authorisation_is_a_refusal_as_well(loopb
 
 
 @pytest.mark.slow
+def test_where_the_evidence_goes_and_what_serves_the_model_can_be_set_in_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "guards.py").write_text(GUARDS)
+    twins = {"REVIEW_EVIDENCE": str(tmp_path / "kept"), "REVIEW_SERVED_BY": "a proxy of ours", "REVIEW_MODEL": OLLAMA}
+    command = [sys.executable, "live_probe.py", "--guard", "guards:none"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), **twins}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    (folder,) = (tmp_path / "kept").iterdir()
+    assert (done.returncode, verify(folder)) == (2, [])
+    provenance = json.loads((folder / "provenance.json").read_bytes())
+    assert (provenance["model"], provenance["between"]["served_by"]) == (OLLAMA, "a proxy of ours")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -239,7 +252,7 @@ async def test_a_command_line_that_cannot_be_a_probe_is_refused_in_one_line_and_
         ("guards:raises_refused", "the guard raised Refused"),
         ("guards:interrupts", "the guard raised KeyboardInterrupt"),
         ("leaves:allow", "the guard raised SystemExit"),
-        ("guards:absent", "a guard is an async function"),
+        ("guards:absent", "guards has no async function absent"),
         ("guards:no_offset", "the authorisation does not say when it expires, as a moment with an offset"),
         ("guards:other_plan", "the authorisation is for another plan"),
         ("guards:mapping", "the guard answered dict, which is no authorisation"),
@@ -283,8 +296,9 @@ async def test_the_target_is_seen_where_gemini_proposes_the_slow_tool_and_its_ti
     assert (config["maxOutputTokens"], config["thinkingConfig"]) == (4096, {"thinking_level": "LOW"})
 
     assert probed.kinds == [
-        "record_started", "plan", "levers", "run_started", "model_call_started", "exchange", "token_count", "exchange",
-        "model_call_ended", "tool_call_started", "tool_call_timed_out", "stop", "record_ended",
+        "record_started", "plan", "levers", "authorised", "run_started", "model_call_started", "exchange",
+        "token_count", "exchange", "model_call_ended", "tool_call_started", "tool_call_timed_out", "stop",
+        "record_ended",
     ]  # fmt: skip
     (plan,) = probed.facts("plan")
     assert plan.pop("plan_sha256") == Plan(**plan).digest
@@ -318,7 +332,7 @@ async def test_the_target_is_seen_through_ollama_and_what_it_lacks_is_not_availa
     assert [request.path for request in loopback.requests] == [GENERATION[OLLAMA]]
     (levers,) = probed.facts("levers")
     assert (levers["token_count"], levers["thinking"]) == ("not_available", "not_available")
-    assert (levers["max_output_tokens"], levers["http_timeout_s"]) == (4096, 45.0)
+    assert (levers["max_output_tokens"], levers["http_timeout_s"], levers["retries"]) == (4096, 45.0, 0)
     assert probed.facts("token_count") == [{"status": "not_available", "counted": None}]
     assert [exchange["status"] for exchange in probed.facts("exchange")] == [200]
     assert (probed.stop["outcome"], probed.stop["model_calls"]) == ("paused", 1)

@@ -20,7 +20,7 @@ from conftest import ROOT
 from evidence.verify import document, verify
 from models.factory import SetUpMissing
 from scenarios import SCENARIOS, ScenarioError
-from summary import table
+from summary import summary
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +111,7 @@ def test_the_five_scenarios_end_as_they_are_meant_to(five: Five) -> None:
         "positive": ["answered"],
         "slow-tool": ["answered"],
         "budget-of-one": ["token_budget"],
-        "budget-after-first-reply": ["token_budget"],
+        "budget-derived": ["token_budget"],
         "model-timeout": ["model_timeout"],
     }
     (slow,) = five.place.rows["slow-tool"][0]["receipts"]
@@ -126,12 +126,12 @@ def test_a_budget_of_one_stops_before_the_first_tool_and_the_derived_one_later(f
     used = first["facts"]["usage"]["total_tokens"]
     fates = {name: [call["outcome"] for call in row["receipts"]] for name, row in rows.items()}
     assert fates["budget-of-one"] == ["withheld"]
-    assert fates["budget-after-first-reply"] == ["executed", "withheld"]
+    assert fates["budget-derived"] == ["executed", "withheld"]
     assert (rows["budget-of-one"]["token_budget"], rows["budget-of-one"]["known_subtotal"]) == (1, used)
-    later = rows["budget-after-first-reply"]
+    later = rows["budget-derived"]
     assert later["token_budget"] == used + 1 <= later["known_subtotal"]
     assert later["derived"] == f"token_budget: the first reply of positive used {used} tokens, and one more"
-    assert [name for name, row in rows.items() if "derived" in row] == ["budget-after-first-reply"]
+    assert [name for name, row in rows.items() if "derived" in row] == ["budget-derived"]
 
 
 def test_what_was_injected_or_derived_is_said_in_the_record_and_in_the_events(five: Five) -> None:
@@ -177,15 +177,15 @@ def test_the_evidence_of_the_batch_is_sealed_and_holds(five: Five) -> None:
     assert (place.folder / "timeline.html").read_bytes().startswith(b"<!DOCTYPE html>")
 
 
-def test_stdout_is_the_table_and_stderr_one_plain_line_for_each_begin_and_end(five: Five) -> None:
-    assert five.done.stdout == f"{table(five.place.saved)}\n"
+def test_stdout_is_the_summary_and_stderr_one_plain_line_for_each_begin_and_end(five: Five) -> None:
+    assert five.done.stdout == f"{summary(five.place.saved)}\n"
     lines = five.done.stderr.splitlines()
     names = [scenario.name for scenario in SCENARIOS]
     assert [line for line in lines if line.endswith(" ...")] == [f"{name} ..." for name in names]
     ends = [line.split(": ")[0] for line in lines if not line.endswith(" ...")]
-    assert ends == [*names, "evidence"]
-    assert re.fullmatch(r"positive: answered, \d+ tokens, \d+\.\d s", lines[1])
-    assert lines[-1] == f"evidence: {five.place.folder}"
+    assert ends == [*names, "saved", "evidence"]
+    assert re.fullmatch(r"positive: answered, \d+ tokens, \d+\.\d\d s", lines[1])
+    assert lines[-2:] == [f"saved: {five.place.out}", f"evidence: {five.place.folder}"]
     assert "\x1b" not in five.done.stderr
 
 
@@ -196,10 +196,10 @@ def test_stdout_is_the_table_and_stderr_one_plain_line_for_each_begin_and_end(fi
         (["--scenarios", "none.toml"], "none.toml: No such file or directory"),
         (["--scenarios", "garbage"], "garbage: no TOML"),
         (["--compare", "none.json"], "--compare none.json: No such file or directory"),
-        (["--compare", "garbage"], "--compare garbage is not a file that record.py has saved"),
-        (["--out", "."], "--out .: takes a file in a folder that there is"),
-        (["--out", "none/runs.json"], "--out none/runs.json: takes a file in a folder that there is"),
-        (["--out", "garbage/runs.json"], "--out garbage/runs.json: takes a file in a folder that there is"),
+        (["--compare", "garbage"], "--compare garbage: garbage is not a file that record.py has saved"),
+        (["--out", "."], "--out .: is there and is no plain file"),
+        (["--out", "none/runs.json"], "--out none/runs.json: its folder cannot be written to"),
+        (["--out", "garbage/runs.json"], "--out garbage/runs.json: its folder cannot be written to"),
         (["--out", ""], "--out takes "),
         (["--evidence", "garbage"], "--evidence garbage: File exists; for example: --evidence runs"),
         (["--repeat", "0"], "--repeat takes a whole number above 0, not '0'"),
@@ -222,21 +222,6 @@ def test_what_cannot_be_taken_is_refused_by_name_before_anything_is_touched(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "5", "[]", "{}", "null", "[" * 100_000, '{"scenarios": []}', '{"model": "m", "scenarios": []} more']
-    + [
-        f'{{"model": "m", "scenarios": [{{"name": {name}, "question": "b", "limits": {limits}, "runs": {runs}}}]}}'
-        for name, limits, runs in (('["a"]', "{}", "[]"), ('"a"', "5", "[]"), ('"a"', "{}", "5"), ('"a"', "{}", "[{}]"))
-    ],
-)
-def test_only_what_was_saved_can_be_compared_with(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "old.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(UsageError, match=r"old\.json is not a file that record.py has saved"):
-        record.read_saved(path)
-
-
 def refused(place: Place, *arguments: str, **given: Any) -> str:
     """The one line with which record.py refuses, having touched nothing."""
     done = place.run(*arguments, **given)
@@ -255,8 +240,36 @@ def test_without_a_key_it_says_so_in_one_line_and_touches_nothing(place: Place) 
 def test_an_out_that_is_no_plain_file_is_not_replaced(place: Place) -> None:
     pipe = place.path / "pipe"
     os.mkfifo(pipe)
-    assert f"--out {pipe}" in refused(place, "--out", str(pipe), own=WORDS)
+    assert f"--out {pipe}: is there and is no plain file" in refused(place, "--out", str(pipe), own=WORDS)
     assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_out_in_a_folder_that_takes_no_file_is_refused_before_anything_is_asked(place: Place) -> None:
+    (place.path / "locked").mkdir(mode=0o500)
+    out = place.path / "locked" / "runs.json"
+    assert f"--out {out}: its folder cannot be written to" in refused(place, "--out", str(out), own=WORDS)
+
+
+def test_where_the_evidence_goes_and_what_serves_the_model_can_be_set_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    twins = {"REVIEW_MODEL": "offline", "REVIEW_EVIDENCE": "kept", "REVIEW_SERVED_BY": "a proxy of ours"}
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back afterwards: from then on it is recorded
+    record.prepare([], twins, frozenset()).close()
+    (folder,) = (tmp_path / "kept").iterdir()
+    provenance = json.loads((folder / "provenance.json").read_bytes())
+    assert (provenance["model"], provenance["between"]["served_by"]) == ("offline", "a proxy of ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_importing_it_imports_nothing_that_only_a_run_needs() -> None:
+    loaded = (
+        "import sys, record; print([name for name in ('ci', 'sources.jobs', 'models.offline') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
 def test_a_timeout_for_a_tool_that_there_is_not_is_refused(place: Place) -> None:
@@ -320,7 +333,7 @@ def test_a_budget_that_cannot_be_derived_loses_its_own_row_only(reply: dict[str,
     script.write_text(json.dumps([reply]))
     done = place.run("--model", f"scripted:{script}", own=QUICK + DERIVED + WORDS)
     assert done.returncode == 1
-    why = "its budget is derived from the first reply of quick, which reported no usage"
+    why = "its budget is derived from the first reply of quick, whose usage is not known"
     assert place.rows["derived"] == [{"failed": why}]
     assert f"derived: not run: {why}" in done.stderr.splitlines()
     assert f"not run: {why}" in done.stdout
@@ -340,14 +353,15 @@ def test_what_has_changed_is_said_scenario_by_scenario(place: Place) -> None:
     done = again.run("--compare", str(place.path / "old.json"), own=new)
     assert done.returncode == 0
     assert done.stdout == (
-        f"{table(again.saved)}\n\n"
-        "changed since then:\n  quick: nothing\n  words: outcome deadline -> answered\n  new: only now\n"
+        f"{summary(again.saved)}\n\n"
+        "what changed (answers and seconds are not compared):\n"
+        "  quick: nothing\n  words: outcome deadline -> answered\n  new: only now\n"
     )
     assert (again.folder / "stdout.txt").read_text(encoding="utf-8") == done.stdout
 
 
 def test_an_old_file_puts_no_control_sequence_on_the_terminal(place: Place) -> None:
-    row = {"name": "a\x1b[31m", "question": "b", "limits": {}, "runs": [{"failed": "c"}]}
+    row = {"name": "a\x1b[31m", "question": "b", "limits": {"tool_timeouts_s": {}}, "runs": [{"failed": "c"}]}
     old = place.path / "old.json"
     old.write_text(json.dumps({"model": "\x1b]0;title\x07", "scenarios": [row]}), encoding="utf-8")
     done = place.run("--compare", str(old), own=WORDS)
@@ -396,4 +410,4 @@ def test_a_terminal_shows_a_bar_that_is_taken_away_at_the_end(place: Place) -> N
     bar, erased, rest = screen.rpartition(b"\r\x1b[K")
     assert erased
     assert b"\n" not in bar
-    assert rest == f"evidence: {place.folder}\r\n".encode()
+    assert rest == f"saved: {place.out}\r\nevidence: {place.folder}\r\n".encode()

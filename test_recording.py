@@ -50,8 +50,14 @@ class Recorded:
     def __init__(self, parent: Path, *, secrets: frozenset[str] = frozenset()) -> None:
         self.secrets = secrets
         self.folder = RunFolder(parent, "question", model="scripted", endpoint="in_process", secrets=secrets)
-        about = {"schema_version": 1, "sources": {}, "commit": None, "dirty": None}
-        self.folder.write("provenance.json", document(about))
+        about: dict[str, Any] = {
+            "model": "scripted",
+            "endpoint": "in_process",
+            "sources": {},
+            "commit": None,
+            "dirty": None,
+        }
+        self.folder.write("provenance.json", document({"schema_version": 1, **about}))
 
     def run(
         self, limits: Limits, deadline_s: float | None, *observers: Callable[[Event], None], **facts: object
@@ -300,7 +306,7 @@ def test_a_process_that_is_killed_leaves_a_folder_that_says_it_is_not_sealed(tmp
     assert kinds[-1] == "tool_call_started"
     checked = subprocess.run([sys.executable, "verify.py", str(folder)], cwd=ROOT, capture_output=True, text=True)
     assert checked.returncode == 1
-    assert "this folder is not sealed; its run was killed or is still going on" in checked.stdout
+    assert "no run folder, or one that is not sealed: its run was killed or is going on" in checked.stdout
 
 
 @pytest.mark.slow
@@ -345,7 +351,9 @@ def main() -> NoReturn:
     options = parse([QUESTION, "--json", "--quiet", "--deadline", str(fault.deadline_s)], {})
     tools = [Tools(Gate()).made(name) for name in fault.tools]
     limits = Limits(tool_timeouts=ToolTimeouts(default_s=BOUND_S))
-    recording = Recording(sys.argv[1], "question", "offline", {}, frozenset(), served_by=None)
+    recording = Recording(
+        sys.argv[1], kind="question", model="offline", environment={}, secrets=frozenset(), served_by=None
+    )
     graph = build_graph(fault.model(Gate()), tools, limits=limits)
     asyncio.run(ask_and_exit(graph, options, limits, frozenset(), recording))
     raise AssertionError("unreachable: the process has ended")

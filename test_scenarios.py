@@ -59,6 +59,28 @@ def test_the_form_of_a_file_is_documented_key_by_key() -> None:
     assert [key for key in KEYS if f"\n{key} = " not in (scenarios.__doc__ or "")] == []
 
 
+def test_the_documented_example_is_a_file_that_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text((scenarios.__doc__ or "").partition("\n\n")[2], encoding="utf-8")
+    assert read_scenarios(path) == (
+        Scenario(
+            name="patient",
+            question="Why did job 815 of pull request 418 fail?",
+            token_budget=5000,
+            model_timeout_s=60,
+            deadline_s=120,
+            max_steps=12,
+            hold_back_s=0.5,
+            tool_timeouts_s={"fetch_job_log": 9},
+        ),
+        Scenario(
+            name="derived",
+            question="Why is CI failing on pull request 415?",
+            budget_after_first_reply_of="patient",
+        ),
+    )
+
+
 def test_a_scenarios_own_tool_timeout_beats_that_of_the_tool_set() -> None:
     own = Scenario(name="a", question="b", model_timeout_s=7, max_steps=3, tool_timeouts_s={"fetch_job_log": 9})
     assert own.limits(5, {"ci": {"fetch_job_log": 3.0}}) == Limits(
@@ -119,7 +141,8 @@ def test_each_fault_names_its_scenario_and_its_key(table: dict[str, object], fau
     path = written(tmp_path, first, derived, faulty, {"name": "later", "question": "Why?"})
     with pytest.raises(ScenarioError) as caught:
         read_scenarios(path)
-    assert str(caught.value) == f"{path}, scenario 3 ({faulty.get('name')!a}): {fault}"
+    named = f" ({faulty['name']!a})" if "name" in faulty else ""
+    assert str(caught.value) == f"{path}, scenario 3{named}: {fault}"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +153,7 @@ def test_each_fault_names_its_scenario_and_its_key(table: dict[str, object], fau
         (b"scenario = 5", ": must hold 1 to 100 tables"),
         (b"[scenario]\nname = 'a'\nquestion = 'b'", ": must hold 1 to 100 tables"),
         (b"title = 'x'\n[[scenario]]\nname = 'a'\nquestion = 'b'", ": must hold 1 to 100 tables"),
-        (b"scenario = [5]", ", scenario 1 (None): must be a table"),
+        (b"scenario = [5]", ", scenario 1: must be a table"),
         (b"[[scenario]\nname = 'a'", ": no TOML: "),
         (b"\xff\xfe", ": no TOML: "),
         (b"x = " + b"[" * 100_000, ": no TOML: "),

@@ -205,6 +205,11 @@ def over_budget(files: Files) -> None:
     claims(files, "token_budget")
 
 
+def priced_loopback(files: Files) -> None:
+    facts(files, "record_started").update(endpoint="loopback")
+    files["provenance.json"].update(endpoint="loopback")
+
+
 def again(files: Files) -> None:
     files["events.json"].insert(-1, copy.deepcopy(files["events.json"][2]))
 
@@ -247,7 +252,11 @@ FORGERIES: dict[str, Edit] = {
     "input of the accounting": lambda files: files["accounting.json"]["calls"][0].update(input=1),
     "thinking of the accounting": lambda files: files["accounting.json"]["calls"][0].update(thinking=0),
     "what the estimate covers": lambda files: files["accounting.json"]["estimate"].update(covers="the known part only"),
-    "price of a loopback": lambda files: facts(files, "record_started").update(endpoint="loopback"),
+    "price of a loopback": priced_loopback,
+    "endpoint where it started": lambda files: facts(files, "record_started").update(endpoint="loopback"),
+    "model where it started": lambda files: facts(files, "record_started").update(model="another"),
+    "endpoint of the provenance": lambda files: files["provenance.json"].update(endpoint="loopback"),
+    "model of the provenance": lambda files: files["provenance.json"].update(model="another"),
     "model where it stopped": lambda files: facts(files, "stop").update(model="another"),
     "answer": lambda files: facts(files, "stop").update(answer="All is well."),
     "timed out and executed": executed,
@@ -298,7 +307,7 @@ def test_each_fault_has_a_line_with_its_file_and_the_status_is_1(folder: Path) -
         [
             f"{folder}/extra.txt: is no subject of the manifest",
             f"{folder}/stdout.txt: its digest is not the one in the manifest",
-            f"{folder}/manifest.json: is not what the folder gives",
+            f"{folder}/manifest.json: differs from the one that the folder gives",
         ],
     )
 
@@ -339,7 +348,7 @@ def test_all_are_those_in_runs(original: Path, tmp_path: Path) -> None:
     (tmp_path / "runs" / "second" / MANIFEST).unlink()
     done = check("--all", cwd=tmp_path)
     assert done.returncode == 1
-    assert "runs/second/manifest.json: missing: this folder is not sealed" in done.stdout
+    assert "runs/second/manifest.json: missing: no run folder, or one that is not sealed" in done.stdout
 
 
 @pytest.mark.slow
@@ -380,6 +389,25 @@ def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.slow
+def test_one_file_is_all_that_a_check_needs(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "evidence" / "verify.py", tmp_path / "alone.py")
+
+    def alone() -> tuple[int, str, str]:
+        command = [sys.executable, "-I", "-S", "alone.py", str(folder)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert alone() == (0, f"{folder} holds\n", "")
+    (folder / "stdout.txt").write_bytes(b"outcome: paused\n")
+    assert alone() == (
+        1,
+        f"{folder}/stdout.txt: its digest is not the one in the manifest\n"
+        f"{folder}/manifest.json: differs from the one that the folder gives\n",
+        "",
+    )
 
 
 @pytest.mark.slow

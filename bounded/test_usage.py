@@ -69,6 +69,26 @@ def test_a_part_that_was_not_reported_is_not_invented() -> None:
     assert usage.storable() is None
 
 
+@pytest.mark.parametrize(
+    ("details", "thinking"),
+    [
+        ({"reasoning": 159}, 159),
+        ({"reasoning": 179}, 179),
+        ({"reasoning": 0}, 0),
+        ({"reasoning": 180}, None),  # a provider may count it apart from the output
+        *(({"reasoning": odd}, None) for odd in (None, True, "159", 159.0, -1)),
+        ({}, None),
+        (None, None),
+        ([159], None),
+        (159, None),
+    ],
+)
+def test_thinking_is_a_part_of_the_output_or_unknown(details: object, thinking: int | None) -> None:
+    usage = judge({"input_tokens": 224, "output_tokens": 179, "total_tokens": 403, "output_token_details": details})
+    assert (usage.thinking, usage.output, usage.total) == (thinking, 179, 403)
+    assert judge({"total_tokens": 403, "output_token_details": details}).thinking is None
+
+
 def test_only_whole_judged_usage_is_stored_with_a_message() -> None:
     counts = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
     for odd in ({1, 2}, {"cache_read": object()}, {"cache_read": -1}, 7.0, None):

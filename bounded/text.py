@@ -80,6 +80,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
         re.compile(r"(?P<keep>[?&](?:key|sig|signature|auth)=)[^\s\"'&]{8,}", re.I),
     ),
 )
+_ISSUED = 4  # so many of them are shapes of the secret itself, the others are places
 _HINT = re.compile("|".join(re.escape(word) for words, _ in _SHAPES for word in words))
 _SECRET_NAME = re.compile(
     r"secret|passw(?:or)?d|token|credential|api_?key|(?:^|[_-])(?:key|pat|pass|auth)$", re.IGNORECASE
@@ -131,6 +132,11 @@ def mask(text: str, secrets: Iterable[str] = ()) -> str:
             if any(word in lower for word in words):
                 text = shape.sub(_masked, text)
     return text
+
+
+def holds_secret(text: str, secrets: Iterable[str] = ()) -> bool:
+    """Whether a known secret stands in `text`, or what has the shape of a key that its issuer documents."""
+    return any(secret in text for secret in secrets) or any(shape.search(text) for _words, shape in _SHAPES[:_ISSUED])
 
 
 def _masked(found: re.Match[str]) -> str:

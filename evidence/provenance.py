@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from bounded.text import fit, mask
+from bounded.text import fit, holds_secret
 from evidence.folder import RunFolder, recordable
 from evidence.verify import document, sha256
 
@@ -40,7 +40,9 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     commit, changed = _git("rev-parse", "HEAD"), changed_sources()
     # Read once: a source that is saved meanwhile must not differ between its digest and its copy.
     contents = {name: (ROOT / name).read_bytes() for name in sources()}
-    with_secrets = [name for name in changed if _has_secrets(contents.get(name, b""), folder.secrets)]
+    with_secrets = [
+        name for name in changed if holds_secret(contents.get(name, b"").decode("utf-8", "replace"), folder.secrets)
+    ]
     facts = {"command": list(arguments), **facts}
     about = {
         "schema_version": SCHEMA_VERSION,
@@ -57,11 +59,6 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     for name in changed:
         if name in contents and name not in with_secrets:
             folder.write(f"sources/{name}", contents[name])
-
-
-def _has_secrets(source: bytes, secrets: Collection[str]) -> bool:
-    text = source.decode("utf-8", "replace")
-    return mask(text, secrets) != text
 
 
 def sources() -> list[str]:

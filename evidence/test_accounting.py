@@ -263,8 +263,14 @@ def test_only_the_providers_own_endpoint_has_a_price(endpoint: str, priced: bool
 )
 def test_an_estimate_is_confirmed_by_whoever_checks_the_folder(reported: dict[str, Any], tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "question", model="gemini-3.8-flash", endpoint="provider", secrets=frozenset())
-    about = {"schema_version": 1, "sources": {}, "commit": None, "dirty": None}
-    folder.write("provenance.json", document(about))
+    about: dict[str, Any] = {
+        "model": "gemini-3.8-flash",
+        "endpoint": "provider",
+        "sources": {},
+        "commit": None,
+        "dirty": None,
+    }
+    folder.write("provenance.json", document({"schema_version": 1, **about}))
     limits = {"token_budget": None, "max_steps": 9, "deadline_s": None}
     folder.record("run_started", "r", limits=limits, model="gemini-3.8-flash")
     folder.record("model_call_started", "r", call=1)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -118,12 +119,15 @@ os._exit(0)
 """
 
 
-def run(code: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+def run(
+    code: str, stdout: int | IO[bytes] = subprocess.PIPE, **environment: str
+) -> "subprocess.CompletedProcess[bytes]":
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env=SETTINGS | environment,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         timeout=30,
     )
     assert done.returncode == 0, done.stderr.decode()
@@ -190,8 +194,8 @@ def test_a_reader_that_does_not_read_holds_up_the_end_of_a_recording_for_a_momen
 @pytest.mark.parametrize(("unbuffered", "by_line"), [("", b"False"), ("1", b"True")])
 def test_what_stdout_was_it_still_is(unbuffered: str, by_line: bytes) -> None:
     says = "print('é →', sys.stdout.isatty(), sys.stdout.fileno(), sys.stdout.line_buffering)"
-    settings = {"PYTHONIOENCODING": "latin-1:strict", "PYTHONUNBUFFERED": unbuffered}
-    done = run(BEGIN.format(capture="tee") + says + END, **settings)
+    code = BEGIN.format(capture="tee") + says + END
+    done = run(code, PYTHONIOENCODING="latin-1:strict", PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == b"\xe9 \\u2192 False 1 " + by_line + b"\n"
 
 
@@ -222,6 +226,28 @@ def test_the_process_has_a_terminal_until_the_recording_ends() -> None:
         assert process.stdout.readline() == b"shown at once, without a flush\r\n"
         assert process.communicate(b"seen\n", timeout=10)[0] == b"still there\n"
         assert process.returncode == 0
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["", "unbuffered"])
+def test_a_stdout_that_is_a_file_gets_what_is_recorded_behind_what_it_held(
+    capture: str, unbuffered: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.txt"
+    path.write_bytes(b"before\n")
+    with path.open("ab") as file:
+        done = run(BEGIN.format(capture=capture) + PRINTS + END, stdout=file, PYTHONUNBUFFERED=unbuffered)
+    assert done.stderr == as_terminal_gets_it(PRINTED, capture)
+    assert path.read_bytes() == b"before\n" + done.stderr + b"later\n"
+
+
+@pytest.mark.slow
+@BOTH
+def test_what_goes_to_nobody_is_recorded_all_the_same(capture: str) -> None:
+    with open(os.devnull, "wb") as nobody:
+        done = run(BEGIN.format(capture=capture) + PRINTS + END, stdout=nobody)
+    assert done.stderr == as_terminal_gets_it(PRINTED, capture)
 
 
 @pytest.mark.slow

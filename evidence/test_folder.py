@@ -38,7 +38,8 @@ def sealed(folder: RunFolder) -> Path:
     """A batch whose only run a bug ended, with all that a folder needs."""
     folder.record("run_started", "r", limits={})
     folder.record("run_failed", "r")
-    folder.write("provenance.json", document({"schema_version": 1, "sources": {}, "commit": None, "dirty": None}))
+    about: dict[str, Any] = {"model": "offline", "endpoint": "in_process", "sources": {}, "commit": None, "dirty": None}
+    folder.write("provenance.json", document({"schema_version": 1, **about}))
     folder.seal("incomplete", stdout=b"")
     return folder.path
 

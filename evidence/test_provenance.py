@@ -219,6 +219,24 @@ def test_a_dirty_tree_copies_exactly_what_is_not_as_committed(
 
 
 @needs_git
+@pytest.mark.parametrize(
+    "secret", [SECRET, f"'AKIA{'X' * 16}'", f"'AIza{'x' * 35}'"], ids=["of the environment", "AWS", "Google"]
+)
+def test_a_changed_source_in_which_a_secret_stands_is_named_and_not_copied(
+    secret: str, committed: Path, tmp_path: Path
+) -> None:
+    text = f"fake = {secret}\n"
+    (committed / "graph.py").write_text(text)
+    add(committed)
+    folder = record(tmp_path)
+    about = recorded(folder)
+    assert (about["not_copied_for_a_secret"], copies(folder)) == (["graph.py"], ["bounded/new.py"])
+    assert about["sources"]["graph.py"] == sha256(text.encode())
+    written = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path.name for path in written if secret.strip("'").encode() in path.read_bytes()] == []
+
+
+@needs_git
 def test_a_source_that_is_gone_makes_the_tree_dirty(committed: Path, tmp_path: Path) -> None:
     (committed / "bounded" / "run.py").unlink()
     folder = record(tmp_path)
@@ -313,5 +331,7 @@ print(folder.path)
     done = subprocess.run(command, cwd=tmp_path / "copy", capture_output=True, text=True, timeout=30, check=True)
     folder = tmp_path / "copy" / done.stdout.strip()
     assert done.stderr == ""
-    assert "evidence/provenance.py" in copies(folder)
-    assert recorded(folder)["commit"] is None
+    about = recorded(folder)
+    assert {"evidence/verify.py", "evidence/folder.py"} <= set(copies(folder))
+    assert sorted([*copies(folder), *about["not_copied_for_a_secret"]]) == sorted(about["sources"])
+    assert about["commit"] is None

@@ -148,6 +148,7 @@ def reseal(folder: Path, edit: Edit) -> list[str]:
     for name in read.keys() - written.keys():
         (folder / name).unlink()
     for name, data in written.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
     remake_manifest(folder, events)
     return faults(folder)
@@ -215,6 +216,18 @@ def test_a_file_that_was_added_is_found(folder: Path, name: str) -> None:
     assert f"{ascii(name)[1:-1]}: is no subject of the manifest" in faults(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["extra.txt", ".hidden", "events.jsonl", "imagesx/x.png", "sources.py", "sub/runs.json"]
+)
+def test_a_file_that_is_none_of_a_run_folder_is_a_fault_even_where_it_is_listed(folder: Path, name: str) -> None:
+    assert reseal(folder, lambda files: files.update({name: b""})) == [f"{name}: is no file of a run folder"]
+
+
+@pytest.mark.parametrize("name", ["runs.json", "timeline.html", "images/x.png"])
+def test_a_file_that_may_be_in_a_run_folder_holds_where_it_is_listed(folder: Path, name: str) -> None:
+    assert reseal(folder, lambda files: files.update({name: b"{}"})) == []
+
+
 @pytest.mark.parametrize("name", ["images", "sources/.git", "\x1b[31m"])
 def test_an_empty_folder_that_was_added_is_found(folder: Path, name: str) -> None:
     """Nothing may be there that is no subject, and a name can say something as well."""
@@ -223,8 +236,10 @@ def test_an_empty_folder_that_was_added_is_found(folder: Path, name: str) -> Non
 
 
 def test_a_folder_without_a_manifest_says_that_it_is_not_sealed(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b"{}")
+    (tmp_path / "link").symlink_to("nowhere")
     assert faults(tmp_path) == [
-        "manifest.json: missing: this folder is not sealed; its run was killed or is still going on"
+        "manifest.json: missing: no run folder, or one that is not sealed: its run was killed or is going on"
     ]
 
 

@@ -20,7 +20,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, S
 from models.conftest import FAKE_KEY, Ending, Loopback, Reply, as_json, point_gemini_at
 from models.factory import build_model
 from models.failures import ModelFailed, call_model, failed
-from models.meter import MAX_BODY_BYTES, BodyTooLarge, Levers, Meter, RequestRefused, count_tokens, levers_of
+from models.meter import MAX_BODY_BYTES, BodyTooLarge, Levers, Meter, RequestRefused, count_tokens, lacking, levers_of
 from models.reply import text
 from models.test_gemini import HELLO, said
 from models.test_gemini import NAME as GEMINI
@@ -32,7 +32,13 @@ CODINGS = pytest.mark.parametrize("coding", ["gzip", "deflate", "raw deflate"])
 MESSAGES: list[BaseMessage] = [SystemMessage("You find out."), HumanMessage("Why did job 815 fail?")]
 GENERATION = {GEMINI: f"/models/{GEMINI}:generateContent", OLLAMA: "/api/chat"}  # what a path ends with
 COUNT = f"/models/{GEMINI}:countTokens"
-EVERY_LEVER = {"token_count": "available", "thinking": "low", "max_output_tokens": 4096, "http_timeout_s": 45.0}
+EVERY_LEVER = {
+    "token_count": "available",
+    "thinking": "low",
+    "max_output_tokens": 4096,
+    "http_timeout_s": 45.0,
+    "retries": 0,
+}
 COUNTED = as_json({"totalTokens": 31})
 
 
@@ -40,6 +46,7 @@ COUNTED = as_json({"totalTokens": 31})
 class Probe:
     """A metered model and what its meter has recorded."""
 
+    name: str
     model: BaseChatModel
     levers: Levers
     facts: list[Any]
@@ -48,14 +55,20 @@ class Probe:
         return text(await call_model(self.model, MESSAGES))
 
     async def count(self) -> int | None:
-        return await count_tokens(self.model, MESSAGES)
+        return await count_tokens(self.name, self.model, MESSAGES)
 
 
-def probe(name: str, loopback: Loopback, **levers: Any) -> Probe:
+def probe(name: str, loopback: Loopback, *, http_timeout_s: float = 45.0) -> Probe:
     facts: list[Any] = []
-    pulled = Levers(meter=Meter(facts.append), **levers)
+    pulled = Levers(
+        meter=Meter(facts.append, allowed=2),
+        max_output_tokens=4096,
+        thinking="low",
+        http_timeout_s=http_timeout_s,
+        retries=0,
+    )
     model = build_model(name, model_timeout_s=60.0, environment=loopback.environment, levers=pulled)
-    return Probe(model, pulled, facts)
+    return Probe(name, model, pulled, facts)
 
 
 def reply_of(name: str) -> Reply:
@@ -179,7 +192,7 @@ async def test_a_body_is_decoded_once_and_no_longer_described_as_encoded(
     headers = {"content-encoding": "gzip", "set-cookie": "a=1", "content-type": "text/plain"}
     loopback.say(Reply(pieces=(*before, gzip.compress(inner)), headers=headers))
     facts: list[Any] = []
-    async with aclosing(client_class(transport=Meter(facts.append))) as client:
+    async with aclosing(client_class(transport=Meter(facts.append, allowed=1))) as client:
         response = await client.get(f"{loopback.url}/log?key={FAKE_KEY}")
     assert response.content == inner
     assert dict(response.headers) == {"set-cookie": "a=1", "content-type": "text/plain", "connection": "close"}
@@ -351,13 +364,31 @@ async def test_ollama_is_told_the_levers_that_it_has(loopback: Loopback) -> None
     assert "think" not in sent
 
 
-@pytest.mark.parametrize(
-    ("name", "lacking"),
-    [(GEMINI, []), (OLLAMA, ["token_count", "thinking"]), ("offline", EVERY_LEVER)],
-)
-def test_what_a_provider_lacks_is_not_available(name: str, lacking: list[str], loopback: Loopback) -> None:
+@pytest.mark.parametrize(("name", "lacks"), [(GEMINI, []), (OLLAMA, ["token_count", "thinking"])])
+def test_what_a_provider_lacks_is_not_available(name: str, lacks: list[str], loopback: Loopback) -> None:
     probed = probe(name, loopback)
-    assert levers_of(probed.model, probed.levers) == {**EVERY_LEVER, **dict.fromkeys(lacking, "not_available")}
+    assert lacking(name) == set(lacks)
+    assert levers_of(name, probed.levers) == {**EVERY_LEVER, **dict.fromkeys(lacks, "not_available")}
+
+
+def test_the_levers_in_force_are_those_that_were_set() -> None:
+    meter = Meter(lambda facts: None, allowed=1)
+    pulled = Levers(meter=meter, max_output_tokens=64, thinking="low", http_timeout_s=2.5, retries=1)
+    changed = {"max_output_tokens": 64, "http_timeout_s": 2.5, "retries": 1}
+    assert levers_of(GEMINI, pulled) == {**EVERY_LEVER, **changed}
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 3])
+async def test_as_many_requests_leave_as_are_allowed(allowed: int, loopback: Loopback) -> None:
+    loopback.say(*[as_json({})] * 4)
+    facts: list[Any] = []
+    meter: Any = Meter(facts.append, allowed=allowed)
+    async with aclosing(httpx.AsyncClient(transport=meter)) as client:
+        for _ in range(allowed):
+            await client.get(f"{loopback.url}/log")
+        with pytest.raises(RequestRefused, match=f"^{allowed} requests may leave this process, this is number"):
+            await client.get(f"{loopback.url}/log")
+    assert (len(loopback.requests), len(facts)) == (allowed, allowed + 1)
 
 
 @pytest.mark.parametrize("name", [OLLAMA, "offline"])
