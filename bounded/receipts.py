@@ -69,7 +69,8 @@ class Receipt:
     def as_dict(self) -> dict[str, object]:
         """The receipt as JSON holds it."""
         held = asdict(self, dict_factory=lambda items: {name: value for name, value in items if value is not None})
-        return held | held.pop("more")
+        more: dict[str, object] = held.pop("more")
+        return {**held, **more}
 
 
 class Receipts:
@@ -108,6 +109,10 @@ class Receipts:
         """The receipt of a call that was entered, None for one that was not."""
         place = self._places.get((turn, call_id))
         return None if place is None else self._turns[turn][place]
+
+    def current(self, receipt: Receipt) -> Receipt:
+        """The call's receipt as it stands now."""
+        return self._turns[receipt.turn][receipt.index]
 
     def update(self, receipt: Receipt, **changes: Any) -> Receipt:
         """Replace fields of the call's current receipt."""

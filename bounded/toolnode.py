@@ -24,7 +24,7 @@ from langgraph.types import Command
 
 from bounded.calls import GRACE_S, Call, Ending, bounded_call, check_workers, guarded, in_daemon_thread
 from bounded.deadlines import now, time_left
-from bounded.outcomes import CallOutcome, SourceGap
+from bounded.outcomes import CallOutcome, Outcome, SourceGap
 from bounded.receipts import BEFORE_ITS_TURN, Late, Receipt
 from bounded.run import Run
 from bounded.text import digest, fit, safe_arguments, safe_name, said_by
@@ -51,7 +51,7 @@ class Delivery:
 
 
 class Host:
-    """What stands around the calls of a node; a surface with rules of its own has a host of its own.
+    """What stands around the sends and calls of a graph; a surface with rules of its own has a host of its own.
 
     Attributes:
         grace_s: seconds that a call has at its bound to stop in; with 0 it is abandoned at once.
@@ -59,12 +59,21 @@ class Host:
 
     grace_s = GRACE_S
 
+    def before_send(self, run: Run, messages: Sequence[Any]) -> list[Any]:
+        """What is said to the model besides `messages`, before it is asked; the run may be ended here as well."""
+        return []
+
+    def said_nothing(self, run: Run, finish_reason: str | None) -> list[Any]:
+        """End the run for a reply without text and calls, or return what the model is then told."""
+        run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason or 'not given'}")
+        return []
+
     def time_left(self) -> float | None:
         """Seconds by which a call's bound is narrowed; None for no limit."""
         return time_left()
 
-    def withhold(self, run: Run, receipt: Receipt) -> str | None:
-        """Why this call is not to be run, where it is not."""
+    def withhold(self, run: Run, receipt: Receipt, messages: Sequence[Any]) -> str | None:
+        """Why this call is not to be run, where it is not; `messages` end with the reply that asks for it."""
         return None
 
     def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
@@ -106,7 +115,7 @@ def bounded_tool_node(
         if receipt.index >= MAX_CALLS_PER_REPLY:
             limit = f"{receipt.tool} was not run: at most {MAX_CALLS_PER_REPLY} calls of one reply run."
             raise ToolCallEnded(refuse(run, receipt, limit))
-        if why := host.withhold(run, receipt):
+        if why := host.withhold(run, receipt, _messages(request.state)):
             run.receipts.update(receipt, reason=why)
             raise ToolCallEnded(f"{receipt.tool} was not run: {why}.")
         bound = policy.resolve(tool_set, call["name"], call["args"]).narrowed(host.time_left())
@@ -115,6 +124,10 @@ def bounded_tool_node(
         return await _run_bounded(run, receipt, request, execute, bound, host)
 
     return ToolNode([_prepare(tool) for tool in tools], awrap_tool_call=bounded_tool_call)
+
+
+def _messages(state: Any) -> Sequence[Any]:
+    return state["messages"] if isinstance(state, dict) else ()
 
 
 def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
