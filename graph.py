@@ -30,18 +30,15 @@ if TYPE_CHECKING:  # `--help` must not wait for any of these
     from collections.abc import Coroutine
 
     from langchain_core.language_models import BaseChatModel
-    from langchain_core.messages import AIMessage
     from langchain_core.runnables import RunnableConfig
     from langchain_core.tools import BaseTool
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.graph.state import CompiledStateGraph
 
     from bounded.run import Answer, Run
+    from bounded.toolnode import Host
     from command_line import Options
     from recording import Recording
-
-# At most 16 calls of a reply run; from here on a reply is no reply, but an attempt to drown its reader.
-MAX_REQUESTED_CALLS = 256
 
 SYSTEM = """\
 You find out why CI fails on a pull request. You have two tools and know nothing about CI but what they return.
@@ -75,6 +72,7 @@ def build_graph(
     tool_set: str = "tools",
     checkpointer: "BaseCheckpointSaver[Any] | None" = None,
     interrupt_after: Sequence[str] = (),
+    host: "Host | None" = None,
 ) -> "CompiledStateGraph[State, Run, State, State]":
     """The loop: agent -> tools -> agent, until a reply or a bound ends it.
 
@@ -83,6 +81,7 @@ def build_graph(
     Args:
         system: what the model is told before the conversation; it is no part of the state.
         tool_set: the name under which the timeout policy knows these tools.
+        host: what a surface with rules of its own has to say before each send, of empty replies and of tool calls.
     """
     from langchain_core.messages import SystemMessage
     from langgraph.errors import NodeError, NodeTimeoutError
@@ -92,28 +91,29 @@ def build_graph(
 
     from bounded.deadlines import time_left
     from bounded.run import Run
-    from bounded.toolnode import bounded_tool_node, refuse_unparsable, request_call
+    from bounded.toolnode import Host, bounded_tool_node, refuse_unparsable, request_call
     from bounded.usage import judge
     from models.failures import ModelFailed, call_model
-    from models.reply import finish_reason, requested_calls, text
+    from models.reply import finish_reason, requested_calls, weigh
 
-    limits = limits or Limits()
+    limits, host = limits or Limits(), host or Host()
     caller, told = model.bind_tools(list(tools)), SystemMessage(system)
 
     async def agent(state: State, runtime: Runtime[Run]) -> State:
         run = runtime.context
         run.resume_from(state)
+        notes = host.before_send(run, [told, *state["messages"]])
         if time_left() == 0:
             run.cut(Outcome.DEADLINE, "no time was left for another model call")
-        _stop_if_spent(run, limits)
+        run.stop_if_spent(limits)
         if run.outcome:
-            return _known(run)
+            return {"messages": notes, **_known(run)}
         call = run.start_model_call()
-        reply = await call_model(caller, [told, *state["messages"]])
+        reply = await call_model(caller, [told, *state["messages"], *notes])
         usage = judge(reply.usage_metadata)
         if not run.end_model_call(call, usage):
             return {}  # a bound ended this call before: nothing that it brings counts
-        run.say(text(reply))
+        run.say(str(reply.text))
         receipts = [request_call(run, requested) for requested in requested_calls(reply)]
         run.emit(
             "model_call_ended",
@@ -123,12 +123,14 @@ def build_graph(
             text_chars=len(run.text),
             proposed=[{"id": receipt.call_id, "tool": receipt.tool} for receipt in receipts],
         )
-        weigh(run, reply, state["messages"], limits, [tool.name for tool in tools])
+        if not weigh(run, reply, state["messages"], limits, [tool.name for tool in tools]):
+            again = host.said_nothing(run, finish_reason(reply))
+            return {"messages": [*notes, *again], **_known(run)}
         refusals = [] if run.outcome else refuse_unparsable(run, reply.invalid_tool_calls, tools)
         stored = usage.storable()
         if stored is not reply.usage_metadata:
             reply = reply.model_copy(update={"usage_metadata": stored})
-        return {"messages": [reply, *refusals], **_known(run)}
+        return {"messages": [*notes, reply, *refusals], **_known(run)}
 
     # Async, like everything in the loop: LangGraph runs sync nodes and edges on the default executor, which a stuck
     # name lookup may hold.
@@ -145,44 +147,20 @@ def build_graph(
         return Command(update=_known(run), goto=END)
 
     async def after_agent(state: State) -> str:
-        return END if state.get("outcome") else "tools"
+        if state.get("outcome"):
+            return END
+        return "agent" if state["messages"][-1].type == "human" else "tools"  # a person's turn: the host asks again
 
     graph = StateGraph(State, context_schema=Run)
     timeout = None if limits.model_timeout_s is None else TimeoutPolicy(run_timeout=limits.model_timeout_s)
     graph.add_node("agent", agent, timeout=timeout, error_handler=agent_failed)
-    graph.add_node("tools", bounded_tool_node(tools, timeouts=limits.tool_timeouts, tool_set=tool_set))
+    graph.add_node("tools", bounded_tool_node(tools, timeouts=limits.tool_timeouts, tool_set=tool_set, host=host))
     graph.add_edge(START, "agent")
-    graph.add_conditional_edges("agent", after_agent, ["tools", END])
+    graph.add_conditional_edges("agent", after_agent, ["tools", "agent", END])
     graph.add_edge("tools", "agent")
     compiled = graph.compile(checkpointer=checkpointer, interrupt_after=list(interrupt_after))
     # The step limit is our own count; LangGraph's must not come before it.
     return compiled.with_config(recursion_limit=2 * limits.max_steps + 2)
-
-
-def weigh(run: "Run", reply: "AIMessage", before: Sequence[Any], limits: Limits, tools: Sequence[str]) -> None:
-    """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order.
-
-    `before` are the messages that it answers, `tools` the names of those that it could call.
-    """
-    from models.reply import call_id_fault, finish_reason, requested_calls, written_call
-
-    calls = sum(1 for _ in requested_calls(reply))
-    if not run.usage.known:
-        run.end(Outcome.MISSING_USAGE, run.usage.fault)
-    elif calls > MAX_REQUESTED_CALLS:
-        run.end(Outcome.MODEL_ERROR, f"the model asked for {calls} calls in one reply")
-    elif fault := call_id_fault(reply):
-        run.end(Outcome.MODEL_ERROR, fault)
-    elif calls:
-        _stop_if_spent(run, limits)
-    elif not run.text:
-        run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason(reply) or 'not given'}")
-    elif written := written_call(reply, tools):
-        run.end(Outcome.ANSWERED, f"the model wrote a call of {written} as text; nothing was run for it")
-    elif not any(message.type == "tool" for message in before):
-        run.end(Outcome.ANSWERED, "no tool was called: the answer rests on nothing that was looked up")
-    else:
-        run.end(Outcome.ANSWERED)
 
 
 async def ask(
@@ -271,17 +249,6 @@ async def ask_and_exit(
     arm_watchdog(options.deadline_s, blocked, last_words)
     answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
     end_process(answer.outcome.exit_status, last_words)
-
-
-def _stop_if_spent(run: "Run", limits: Limits) -> None:
-    """End the run where no further call may start: after a reply, and before a call that goes on from a checkpoint."""
-    if not run.usage.known:
-        run.end(Outcome.MISSING_USAGE, run.usage.fault)
-    elif run.usage.remaining(limits.token_budget) == 0:
-        spent = run.usage.known_subtotal
-        run.end(Outcome.TOKEN_BUDGET, f"{spent} tokens are spent, the budget is {limits.token_budget}")
-    elif run.model_calls >= limits.max_steps:
-        run.end(Outcome.STEP_LIMIT, f"model calls: {run.model_calls} made, {limits.max_steps} allowed")
 
 
 def _known(run: "Run") -> State:

@@ -87,13 +87,19 @@ _abandoned: set[threading.Thread] = set()
 
 
 async def bounded_call(
-    call: Call, work: Callable[[], Coroutine[Any, Any, T]], *, bound_s: float | None, on_late: OnLate
+    call: Call,
+    work: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    bound_s: float | None,
+    on_late: OnLate,
+    grace_s: float = GRACE_S,
 ) -> T | None:
-    """Run `work`, whose body is `guarded`, and be back within `bound_s` + `GRACE_S`, whatever it does.
+    """Run `work`, whose body is `guarded`, and be back within `bound_s` + `grace_s`, whatever it does.
 
     Args:
         call: written as the call goes. A value is returned only if `call.ending` is `SETTLED` and it did not fail.
         bound_s: seconds; None is unlimited.
+        grace_s: seconds that it has at its bound to stop in; with 0 it is abandoned, be it that it would have stopped.
         on_late: gets what an ended call returned or raised after all, once, whenever that comes.
 
     Raises:
@@ -119,7 +125,7 @@ async def bounded_call(
         if call.failure is None:
             call.failure = raised
         return task.result() if call.failure is None else None
-    await _stop(call, task, GRACE_S, on_late)
+    await _stop(call, task, grace_s, on_late)
     return None
 
 

@@ -41,6 +41,16 @@ def deadline_scope(timeout_s: float | None) -> Iterator[None]:
         _DEADLINE.reset(token)
 
 
+@contextmanager
+def outside_deadlines() -> Iterator[None]:
+    """Let what is inside stand under no deadline of its callers: it has to keep one of its own."""
+    token = _DEADLINE.set(None)
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
 def time_left() -> float | None:
     """Seconds before the nearest deadline above, never below 0; None where there is none."""
     deadline = _DEADLINE.get()

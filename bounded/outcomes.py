@@ -17,6 +17,10 @@ class Outcome(StrEnum):
     MODEL_TIMEOUT = "model_timeout", 3
     MODEL_ERROR = "model_error", 4
     EMPTY_ANSWER = "empty_answer", 4
+    ROUND_WITHOUT_PROGRESS = "round_without_progress", 4  # these four are a reviewer's
+    TRANSCRIPT_BOUND = "transcript_bound", 4
+    BOUND_BELOW_FIRST_SEND = "bound_below_first_send", 4
+    REGISTRY_UNAVAILABLE = "registry_unavailable", 4
     INTERRUPTED = "interrupted", 130
 
     def __new__(cls, word: str, exit_status: int) -> "Outcome":

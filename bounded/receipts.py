@@ -1,7 +1,7 @@
 """What happened to one requested tool call, and the run's ledger of that: exactly one receipt for each call."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -45,6 +45,7 @@ class Receipt:
         duration_sec: until it settled or was walked away from; without `started_at` the body never began.
         reason: why the call was not executed, without its name.
         text_sha256, text_chars: of the cleaned text that the model was given, for an executed call only.
+        more: what the host of the tools adds; its fields stand beside the others in `as_dict`.
     """
 
     turn: int
@@ -63,10 +64,13 @@ class Receipt:
     text_sha256: str | None = None
     text_chars: int | None = None
     late: Late | None = None
+    more: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """The receipt as JSON holds it."""
-        return asdict(self, dict_factory=lambda items: {name: value for name, value in items if value is not None})
+        held = asdict(self, dict_factory=lambda items: {name: value for name, value in items if value is not None})
+        more: dict[str, object] = held.pop("more")
+        return {**held, **more}
 
 
 class Receipts:
@@ -105,6 +109,10 @@ class Receipts:
         """The receipt of a call that was entered, None for one that was not."""
         place = self._places.get((turn, call_id))
         return None if place is None else self._turns[turn][place]
+
+    def current(self, receipt: Receipt) -> Receipt:
+        """The call's receipt as it stands now."""
+        return self._turns[receipt.turn][receipt.index]
 
     def update(self, receipt: Receipt, **changes: Any) -> Receipt:
         """Replace fields of the call's current receipt."""

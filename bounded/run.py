@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bounded.deadlines import now
+from bounded.limits import Limits
 from bounded.outcomes import Outcome
 from bounded.receipts import Anchor, Receipt, Receipts
 from bounded.text import fit
@@ -77,7 +78,7 @@ class Run:
             the last events of a run whose loop is blocked.
         model_calls: attempts, which is not to say inferences.
         outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
-        text: the model's last text, cleaned.
+        text: the model's last text, cleaned; `raw_text` as it came, which is for no terminal and no record.
         in_flight: the tasks of the tool calls that are running.
     """
 
@@ -91,6 +92,7 @@ class Run:
     outcome: Outcome | None = field(default=None, init=False)
     reason: str | None = field(default=None, init=False)
     text: str = field(default="", init=False)
+    raw_text: str = field(default="", init=False, repr=False)
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set, init=False, repr=False)
     _open_call: int = field(default=0, init=False)
 
@@ -149,9 +151,25 @@ class Run:
         self.cut_model_call("was cut off with the run")
         self.end(outcome, reason)
 
+    def stop_if_spent(self, limits: Limits) -> None:
+        """End the run where no further call may start: after a reply, and before a call that goes on from elsewhere."""
+        if not self.usage.known:
+            self.end(Outcome.MISSING_USAGE, self.usage.fault)
+        elif self.usage.remaining(limits.token_budget) == 0:
+            spent = self.usage.known_subtotal
+            self.end(Outcome.TOKEN_BUDGET, f"{spent} tokens are spent, the budget is {limits.token_budget}")
+        elif self.model_calls >= limits.max_steps:
+            self.end(Outcome.STEP_LIMIT, f"model calls: {self.model_calls} made, {limits.max_steps} allowed")
+
+    def end_by_host(self, outcome: Outcome, reason: str, **facts: object) -> None:
+        """The host's own rules end the run; `facts` are what it goes by."""
+        self.emit("host_ended", outcome=outcome, **facts)
+        self.end(outcome, reason)
+
     def say(self, text: str) -> None:
-        """Keep what the model last said, cleaned."""
-        self.text = fit(text, MAX_TEXT, self.secrets)
+        """Keep what the model last said: as it is, and cleaned."""
+        self.raw_text = text
+        self.text = fit(text.strip(), MAX_TEXT, self.secrets)
 
     def end(self, outcome: Outcome, reason: str | None = None) -> None:
         """Say how the run ended. Whoever says so first has the last word."""

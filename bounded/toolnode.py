@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.messages import ToolMessage
@@ -22,9 +22,9 @@ from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError
 from langgraph.types import Command
 
-from bounded.calls import Call, Ending, bounded_call, check_workers, guarded, in_daemon_thread
+from bounded.calls import GRACE_S, Call, Ending, bounded_call, check_workers, guarded, in_daemon_thread
 from bounded.deadlines import now, time_left
-from bounded.outcomes import CallOutcome, SourceGap
+from bounded.outcomes import CallOutcome, Outcome, SourceGap
 from bounded.receipts import BEFORE_ITS_TURN, Late, Receipt
 from bounded.run import Run
 from bounded.text import digest, fit, safe_arguments, safe_name, said_by
@@ -42,6 +42,45 @@ Execute = Callable[[ToolCallRequest], Awaitable[Result]]
 Changes = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What the model is given of a result, and what its receipt says besides."""
+
+    text: str
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+class Host:
+    """What stands around the sends and calls of a graph; a surface with rules of its own has a host of its own.
+
+    Attributes:
+        grace_s: seconds that a call has at its bound to stop in; with 0 it is abandoned at once.
+    """
+
+    grace_s = GRACE_S
+
+    def before_send(self, run: Run, messages: Sequence[Any]) -> list[Any]:
+        """What is said to the model besides `messages`, before it is asked; the run may be ended here as well."""
+        return []
+
+    def said_nothing(self, run: Run, finish_reason: str | None) -> list[Any]:
+        """End the run for a reply without text and calls, or return what the model is then told."""
+        run.end(Outcome.EMPTY_ANSWER, f"the model said nothing; finish reason: {finish_reason or 'not given'}")
+        return []
+
+    def time_left(self) -> float | None:
+        """Seconds by which a call's bound is narrowed; None for no limit."""
+        return time_left()
+
+    def withhold(self, run: Run, receipt: Receipt, messages: Sequence[Any]) -> str | None:
+        """Why this call is not to be run, where it is not; `messages` end with the reply that asks for it."""
+        return None
+
+    def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
+        """What the model is given of a call that returned within its bound."""
+        return Delivery(text=fit(result.text, MAX_TOOL_TEXT, run.secrets))
+
+
 class ToolCallEnded(ToolInvocationError):
     """What the model is told of a call that was not executed: ToolNode makes this its own error message."""
 
@@ -50,7 +89,9 @@ class ToolCallEnded(ToolInvocationError):
         self.message = message
 
 
-def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool_set: str) -> ToolNode:
+def bounded_tool_node(
+    tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool_set: str, host: Host | None = None
+) -> ToolNode:
     """A native ToolNode, with its default error handling, over copies of the tools whose bodies run guarded.
 
     Raises:
@@ -58,6 +99,7 @@ def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool
     """
     limiting = frozenset(tool.name for tool in tools if TIMEOUT_ARGUMENT in _arguments(tool))
     policy = replace(timeouts, self_limiting=timeouts.self_limiting | limiting)
+    host = host or Host()
 
     async def bounded_tool_call(request: ToolCallRequest, execute: Execute) -> Result:
         run: Run = request.runtime.context  # type: ignore[assignment]
@@ -73,12 +115,19 @@ def bounded_tool_node(tools: Sequence[BaseTool], *, timeouts: ToolTimeouts, tool
         if receipt.index >= MAX_CALLS_PER_REPLY:
             limit = f"{receipt.tool} was not run: at most {MAX_CALLS_PER_REPLY} calls of one reply run."
             raise ToolCallEnded(refuse(run, receipt, limit))
-        bound = policy.resolve(tool_set, call["name"], call["args"]).narrowed(time_left())
-        if bound.seconds == 0:
+        if why := host.withhold(run, receipt, _messages(request.state)):
+            run.receipts.update(receipt, reason=why)
+            raise ToolCallEnded(f"{receipt.tool} was not run: {why}.")
+        bound = policy.resolve(tool_set, call["name"], call["args"]).narrowed(host.time_left())
+        if bound.seconds == 0 and host.grace_s:
             raise ToolCallEnded(f"{receipt.tool} was not started: no time was left before the deadline.")
-        return await _run_bounded(run, receipt, request, execute, bound)
+        return await _run_bounded(run, receipt, request, execute, bound, host)
 
     return ToolNode([_prepare(tool) for tool in tools], awrap_tool_call=bounded_tool_call)
+
+
+def _messages(state: Any) -> Sequence[Any]:
+    return state["messages"] if isinstance(state, dict) else ()
 
 
 def request_call(run: Run, call: Mapping[str, Any]) -> Receipt:
@@ -134,7 +183,9 @@ def _arguments(tool: BaseTool) -> Mapping[str, Any]:
     return tool.args
 
 
-async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, execute: Execute, bound: Bound) -> Result:
+async def _run_bounded(
+    run: Run, receipt: Receipt, request: ToolCallRequest, execute: Execute, bound: Bound, host: Host
+) -> Result:
     call, started = Call(), now()
     receipt = run.receipts.update(
         receipt,
@@ -157,9 +208,13 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
         task.add_done_callback(run.in_flight.discard)
     try:
         result = await bounded_call(
-            call, work, bound_s=bound.seconds, on_late=lambda settled: _record_late(run, receipt, settled)
+            call,
+            work,
+            bound_s=bound.seconds,
+            on_late=lambda settled: _record_late(run, receipt, settled),
+            grace_s=host.grace_s,
         )
-        answer, changes = _judge(run, request, call, result, bound)
+        answer, changes = _judge(run, receipt, request, call, result, bound, host)
     except asyncio.CancelledError:
         changes = {"source_gap": _gap(call)}
         if not call.began:
@@ -174,11 +229,11 @@ async def _run_bounded(run: Run, receipt: Receipt, request: ToolCallRequest, exe
 
 
 def _judge(
-    run: Run, request: ToolCallRequest, call: Call, result: Result | None, bound: Bound
+    run: Run, receipt: Receipt, request: ToolCallRequest, call: Call, result: Result | None, bound: Bound, host: Host
 ) -> tuple[ToolMessage | ToolCallEnded, Changes]:
     """What the model is told, and what the receipt says: from how the call ended, never from reading its text."""
     name = safe_name(request.tool_call["name"], run.secrets)
-    if not call.began:
+    if not call.began and (call.ending is Ending.SETTLED or host.grace_s):
         fault = "its time was up before it began" if call.failure is None else said_by(call.failure)
         if isinstance(result, ToolMessage):  # ToolNode's own words about the arguments
             fault = result.text
@@ -196,8 +251,9 @@ def _judge(
         kind = safe_name(type(failure).__name__, run.secrets)
         reason = fit(f"{kind}: {said_by(failure)}", MAX_CALL_REASON, run.secrets)
         return ToolCallEnded(f"{name} failed: {reason}"), {"source_gap": None, "error_type": kind, "reason": reason}
-    text = fit(result.text, MAX_TOOL_TEXT, run.secrets)
-    credit = {"text_sha256": digest(text), "text_chars": len(text)}
+    delivery = host.deliver(run, receipt, result)
+    text = delivery.text
+    credit = {"text_sha256": digest(text), "text_chars": len(text), "more": {**receipt.more, **delivery.more}}
     identity = request.tool_call["id"]
     if (result.content, result.name, result.tool_call_id) != (text, name, identity):
         kept = {"status": result.status, "artifact": result.artifact}

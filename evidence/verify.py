@@ -23,12 +23,14 @@ MANIFEST = "manifest.json"
 REQUIRED = {"accounting.json", "events.json", "outcome-review.json", "provenance.json", "stdout.txt"}
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "urn:bounded-run:evidence:v1"
+FOLDERS = ("images/", "sources/", "custody/")
 OPTIONAL = {"runs.json", "timeline.html"}
 NO_EVENT = "0" * 64
 RUNS = Path("runs")
 MAX_BYTES, MAX_TOTAL_BYTES = 64 * 1024**2, 256 * 1024**2
 MAX_FILES, MAX_DEPTH = 2_000, 8
 MAX_CALLS = 256
+HOST_ENDS = ("round_without_progress", "transcript_bound", "bound_below_first_send", "registry_unavailable")
 MAX_ANSWER = 100_000  # a longer one was cut, and is not compared
 ENDED_BY_A_BOUND = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
 AFTER_THE_STOP = (*ENDED_BY_A_BOUND, "tool_call_ended", "tool_call_late", "model_call_late")
@@ -116,6 +118,8 @@ def _ends(events: Sequence[Json]) -> Iterator[str | None]:
         kind, facts, end = event["kind"], event["facts"], None
         if kind == "run_cut" and facts["by"] in ("deadline", "interrupted"):
             end = facts["by"]
+        elif kind == "host_ended" and facts["outcome"] in HOST_ENDS:
+            end = facts["outcome"]
         elif kind == "model_call_cut":
             end = {"failed": "model_error", "was ended by its timeout": "model_timeout"}.get(facts["fate"])
         elif kind == "model_call_ended":
@@ -334,7 +338,7 @@ def _manifest(data: bytes, digests: Mapping[str, str], events: Sequence[Json]) -
             yield f"{_shown(name)}: is no subject of the manifest"
         elif claimed[name] != digests[name]:
             yield f"{_shown(name)}: its digest is not the one in the manifest"
-        elif name not in REQUIRED | OPTIONAL and not name.startswith(("images/", "sources/")):
+        elif name not in REQUIRED | OPTIONAL and not name.startswith(FOLDERS):
             yield f"{_shown(name)}: is no file of a run folder"
     if not events or events[-1]["kind"] != "record_ended" or data != manifest(digests, events[0], events[-1]):
         yield f"{MANIFEST}: differs from the one that the folder gives"

@@ -1,15 +1,47 @@
-"""What a reply shows: its text, why it ended, and whether its calls can be told apart."""
+"""What a reply shows, and what it means for its run: text, calls that can be told apart, why it ended."""
 
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage
 
+from bounded.limits import Limits
+from bounded.outcomes import Outcome
+from bounded.run import Run
+
 _ARGUMENTS = ("arguments", "parameters", "args")
 _MAX_BRACES = 20
+# At most 16 calls of a reply run; from here on a reply is no reply, but an attempt to drown its reader.
+MAX_REQUESTED_CALLS = 256
+
+
+def weigh(run: Run, reply: AIMessage, before: Sequence[Any], limits: Limits, tools: Sequence[str]) -> bool:
+    """Decide what a charged reply means for the run: usage, call ids, ending, budget, steps, in this order.
+
+    `before` are the messages that it answers, `tools` the names of those that it could call. False where the reply says
+    nothing at all: what that means is for the run's host.
+    """
+    calls = sum(1 for _ in requested_calls(reply))
+    if not run.usage.known:
+        run.end(Outcome.MISSING_USAGE, run.usage.fault)
+    elif calls > MAX_REQUESTED_CALLS:
+        run.end(Outcome.MODEL_ERROR, f"the model asked for {calls} calls in one reply")
+    elif fault := call_id_fault(reply):
+        run.end(Outcome.MODEL_ERROR, fault)
+    elif calls:
+        run.stop_if_spent(limits)
+    elif not run.text:
+        return False
+    elif written := written_call(reply, tools):
+        run.end(Outcome.ANSWERED, f"the model wrote a call of {written} as text; nothing was run for it")
+    elif not any(message.type == "tool" for message in before):
+        run.end(Outcome.ANSWERED, "no tool was called: the answer rests on nothing that was looked up")
+    else:
+        run.end(Outcome.ANSWERED)
+    return True
 
 
 def text(reply: AIMessage) -> str:
