@@ -10,7 +10,14 @@ def test_every_outcome_has_the_exit_status_that_its_meaning_gives_it() -> None:
     assert statuses == {
         0: {"answered", "paused"},
         3: {"missing_usage", "token_budget", "deadline", "step_limit", "model_timeout"},
-        4: {"model_error", "empty_answer"},
+        4: {
+            "model_error",
+            "empty_answer",
+            "round_without_progress",
+            "transcript_bound",
+            "bound_below_first_send",
+            "registry_unavailable",
+        },
         130: {"interrupted"},
     }
     assert sum(len(words) for words in statuses.values()) == len(Outcome)

@@ -22,6 +22,8 @@ _HEADER = re.compile(r".+, lines (\d+)-(\d+) of (\d+)")
 _NUMBERED = re.compile(r"^(\d+)\| (.*)$", re.MULTILINE)
 _CONFLICT = re.compile(r"(?:<{7}|>{7}|\|{7})(?: |$)|={7}$")
 _LEFTOVER = re.compile(r"\s*(?:breakpoint\(\)|import i?pdb\b|i?pdb\.set_trace\(\)|debugger;?\s*$|binding\.pry\b)")
+# Masked inside a literal: an expression that follows `token =` is masked as well, and is none.
+_SECRET = re.compile(rf"[\"'`][^\"'`]{{0,200}}{re.escape(MASK)}")
 _MAX_CALLS = 8
 _MAX_FINDINGS = 200
 
@@ -61,7 +63,8 @@ def _review(messages: Sequence[BaseMessage]) -> AIMessage:
                 source[path] |= {int(number): text for number, text in _NUMBERED.findall(message.text)}
                 if start <= int(header[2]) < int(header[3]):
                     following[path] = int(header[2]) + 1
-    if following:
+    # Whoever speaks after the task asks for an end.
+    if following and sum(isinstance(message, HumanMessage) for message in messages) == 1:
         wanted = list(following.items())[:_MAX_CALLS]
         calls = [
             ToolCall(name="read_file", args={"path": path, "start_line": start}, id=f"call-{len(asked) + n}")
@@ -84,7 +87,7 @@ def _findings(path: str, lines: dict[int, str]) -> Iterator[dict[str, object]]:
             yield found("blocker", number, "A conflict marker was left in the file.")
         elif _LEFTOVER.match(line):
             yield found("minor", number, f"A debugging leftover: {line.strip()[:80]}")
-        elif MASK in line:
+        elif _SECRET.search(line):
             yield found("major", number, "What stands here looks like a secret; it was masked for the review.")
     whole = "".join(f"{line}\n" for line in lines.values())
     if (

@@ -90,14 +90,16 @@ class ReviewHost(Host):
             self._base = self.transcript.size(messages)
         if self._room() < MIN_ROOM:
             return "no room is left in the conversation for its result"
+        self._given += _FRAME + MIN_ROOM  # its siblings are admitted before it has its result
         return None
 
     def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
         """Give the uncut prefix that fits, keep its body, and note what a read opened."""
         whole = result.text
         # The tools have cleaned it; where this changes anything after all, it is no prefix, and nothing is credited.
-        text = fitted(clean(whole, run.secrets), max(0, self._room()))
-        self._given += serialised_chars(text) + _FRAME
+        self._given -= MIN_ROOM
+        text = fitted(clean(whole, run.secrets), max(0, self._room() + _FRAME))
+        self._given += serialised_chars(text)
         self._store(text)
         more: dict[str, object] = {"result_chars": len(whole)}
         if isinstance(result.artifact, Extent) and not self._loose:
