@@ -131,26 +131,32 @@ class ReviewEpisode:
         self.deadline_s, self.tools_until, self.transcript_chars = deadline_s, tools_until, transcript_chars
         self.model, self.observe, self.interrupt = model, observe, interrupt
         self.run = Run(model=assignment.slot.model, secrets=secrets)
-        self._executed: asyncio.Future[Review] | None = None
+        self._executed: asyncio.Task[Review] | None = None
+        self._gap = ""
         self._host: ReviewHost | None = None
         self._coverage: Coverage | None = None
 
     async def execute(self) -> Review:
         """Review, once: a second time gives what was collected, or the stored failure, and never sends again."""
         if self._executed is None:
-            self._executed = asyncio.get_running_loop().create_future()
-            done: Review | None = None
-            started_at = datetime.now(UTC)
-            try:
-                done = await self._review()
-                self._executed.set_result(done)
-            finally:
-                failure = sys.exception()
-                if done is None and not self._executed.done():
-                    self._executed.set_exception(failure or asyncio.CancelledError())
-                    self._executed.exception()  # seen: it is raised below, and to whoever asks again
-                self._keep_row(started_at, done, failure)
+            self._executed = asyncio.create_task(self._once())
+            return await self._executed
         return await asyncio.shield(self._executed)
+
+    async def _once(self) -> Review:
+        started_at, review = datetime.now(UTC), None
+        try:
+            review = await self._review()
+        finally:  # every episode leaves its row, a failed one too
+            try:
+                self._keep_row(started_at, review, sys.exception())
+            except OSError:
+                from reviewing.host import STORE_FAILED
+
+                self._gap = STORE_FAILED
+                if self._coverage is not None:
+                    self._coverage.set_gap(STORE_FAILED)
+        return self._collected()
 
     def so_far(self) -> Review:
         """What it has come to by now."""
@@ -212,14 +218,18 @@ class ReviewEpisode:
                 "native_rounds": host.rounds if host else 0,
             },
             native_tool_receipts=tuple(receipt.as_dict() for receipt in answer.receipts),
-            native_source_gap=host.gap if host else "",
+            native_source_gap=(host.gap if host else "") or self._gap,
             native_incomplete=incomplete,
             findings=findings,
             coverage=coverage.report(),
         )
 
     def _keep_row(self, started_at: datetime, review: Review | None, failure: BaseException | None) -> None:
-        """Every episode leaves one row of custody; where it cannot be written, that is a source gap of its own."""
+        """Write the one row of custody that every episode leaves.
+
+        Raises:
+            OSError: it cannot be written, which is a source gap of its own.
+        """
         from bounded.text import fit, said_by
         from evidence.folder import recordable
         from evidence.verify import canonical

@@ -132,8 +132,7 @@ def build_graph(
             reply = reply.model_copy(update={"usage_metadata": stored})
         return {"messages": [*notes, reply, *refusals], **_known(run)}
 
-    # Async, like everything in the loop: LangGraph runs sync nodes and edges on the default executor, which a stuck
-    # name lookup may hold.
+    # Async, as all of the loop: LangGraph runs sync edges on the default executor, which a stuck name lookup may hold.
     async def agent_failed(state: State, error: NodeError, runtime: Runtime[Run]) -> Command[Any]:
         run = runtime.context
         if isinstance(error.error, NodeTimeoutError):

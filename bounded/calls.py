@@ -261,7 +261,7 @@ async def _stop(call: Call, task: asyncio.Task[Any], grace_s: float, on_late: On
         await asyncio.wait(running, timeout=INNER_GRACE_S)
         raise
     finally:
-        if all(future.done() for future in running):
+        if grace_s and all(future.done() for future in running):
             call.ending = Ending.STOPPED
         elif worker is not None and worker.thread.is_alive():
             _abandoned.add(worker.thread)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bounded.deadlines import deadline_scope, now, time_left
+from bounded.deadlines import deadline_scope, now, outside_deadlines, time_left
 from conftest import OnVirtualClock
 
 
@@ -82,3 +82,35 @@ def test_the_clock_is_the_running_loops(on_virtual_clock: OnVirtualClock[float])
         return now() - start
 
     assert on_virtual_clock(later()) == 1_000
+
+
+def test_outside_deadlines_only_scopes_of_its_own_count_and_the_callers_come_back_after_it(
+    on_virtual_clock: OnVirtualClock[None],
+) -> None:
+    async def check() -> None:
+        with deadline_scope(5.0):
+            with outside_deadlines():
+                assert time_left() is None
+                with deadline_scope(60.0):
+                    assert time_left() == 60.0
+                await asyncio.sleep(1)
+            assert time_left() == 4.0
+            with pytest.raises(KeyError), outside_deadlines():
+                raise KeyError
+            assert time_left() == 4.0
+
+    on_virtual_clock(check())
+
+
+def test_a_task_that_is_started_outside_deadlines_stands_under_none(
+    on_virtual_clock: OnVirtualClock[float | None],
+) -> None:
+    async def left() -> float | None:
+        return time_left()
+
+    async def check() -> float | None:
+        with deadline_scope(0.0), outside_deadlines():
+            task = asyncio.create_task(left())
+        return await task
+
+    assert on_virtual_clock(check()) is None

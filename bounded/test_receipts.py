@@ -64,3 +64,24 @@ def test_times_come_from_one_anchor_and_carry_an_offset() -> None:
     assert anchor.wall_time(101.5) == "2026-11-27T09:00:01.500000+00:00"
     elsewhere = Anchor(wall=datetime(2026, 11, 27, 9, 0, tzinfo=timezone(timedelta(hours=2))), monotonic=0.0)
     assert elsewhere.wall_time(0.0) == "2026-11-27T09:00:00+02:00"
+
+
+def test_what_the_host_adds_stands_beside_the_other_fields_and_survives_later_updates() -> None:
+    ledger = Receipts()
+    receipt = ledger.request(turn=1, call_id="a", tool="t", args={})
+    assert "more" not in receipt.as_dict()
+    ledger.update(receipt, more={"round": 1, "path": "src/a.py", "delivered": False})
+    ledger.update(receipt, outcome=CallOutcome.EXECUTED, reason=None)
+    seen = ledger.current(receipt)
+    assert seen == ledger.all()[0] != receipt
+    assert json.loads(json.dumps(seen.as_dict())) == {
+        "call_id": "a",
+        "turn": 1,
+        "index": 0,
+        "tool": "t",
+        "args": {},
+        "outcome": "executed",
+        "round": 1,
+        "path": "src/a.py",
+        "delivered": False,
+    }

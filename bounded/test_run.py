@@ -1,5 +1,8 @@
 """What a run knows of itself: attempts, charges, endings, events."""
 
+import pytest
+
+from bounded.limits import Limits
 from bounded.outcomes import Outcome
 from bounded.run import Event, Run
 from bounded.usage import judge
@@ -51,3 +54,44 @@ def test_whoever_ends_a_run_first_has_the_last_word() -> None:
 
 def test_a_run_without_an_outcome_is_paused() -> None:
     assert Run(model="m").answer().outcome is Outcome.PAUSED
+
+
+def test_what_the_model_said_is_kept_as_it_came_and_cleaned() -> None:
+    run = Run(secrets=frozenset({"fake-secret"}))
+    said = " \x1b[31mit is fake-secret\r\n"
+    run.say(said)
+    assert (run.raw_text, run.text) == (said, "it is [masked]")
+    assert run.answer().text == run.text
+    assert "fake-secret" not in repr(run)
+    run.say("")
+    assert (run.raw_text, run.text) == ("", "")
+
+
+def test_an_end_by_the_host_says_what_it_goes_by_and_ends_the_run_once() -> None:
+    events: list[Event] = []
+    run = Run(observe=events.append)
+    run.end_by_host(Outcome.TRANSCRIPT_BOUND, "too long", chars=11, bound=10)
+    run.end(Outcome.ANSWERED)
+    assert [(event.kind, dict(event.facts)) for event in events] == [
+        ("host_ended", {"outcome": Outcome.TRANSCRIPT_BOUND, "chars": 11, "bound": 10}),
+        ("run_ended", {"outcome": Outcome.TRANSCRIPT_BOUND, "reason": "too long"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("usage", "limits", "outcome"),
+    [
+        ({"total_tokens": 10}, Limits(token_budget=11, max_steps=2), None),
+        ({"total_tokens": 10}, Limits(token_budget=None, max_steps=2), None),
+        ({"total_tokens": 10}, Limits(token_budget=11, max_steps=1), Outcome.STEP_LIMIT),
+        ({"total_tokens": 10}, Limits(token_budget=10, max_steps=1), Outcome.TOKEN_BUDGET),
+        (None, Limits(token_budget=10, max_steps=1), Outcome.MISSING_USAGE),
+    ],
+)
+def test_a_spent_run_is_ended_for_unknown_usage_first_then_tokens_then_steps(
+    usage: object, limits: Limits, outcome: Outcome | None
+) -> None:
+    run = Run()
+    run.end_model_call(run.start_model_call(), judge(usage))
+    run.stop_if_spent(limits)
+    assert run.outcome is outcome

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+import threading
 from collections.abc import Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -17,7 +18,7 @@ from bounded.outcomes import CallOutcome, SourceGap
 from bounded.receipts import Receipt
 from bounded.run import Event, Run
 from bounded.timeouts import ToolTimeouts
-from bounded.toolnode import MAX_TOOL_TEXT, bounded_tool_node, refuse_unparsable
+from bounded.toolnode import MAX_TOOL_TEXT, Delivery, Host, bounded_tool_node, refuse_unparsable
 from conftest import OnVirtualClock
 
 SECRET = "fake-secret-0123"
@@ -31,15 +32,16 @@ class State(TypedDict):
 class Round:
     """One reply's calls, run by the node in a graph of its own."""
 
-    def __init__(self, tools: Sequence[BaseTool], timeouts: ToolTimeouts = TIMEOUTS) -> None:
+    def __init__(self, tools: Sequence[BaseTool], timeouts: ToolTimeouts = TIMEOUTS, host: Host | None = None) -> None:
         self.events: list[Event] = []
-        self.tools, self.timeouts = tools, timeouts
+        self.tools, self.timeouts, self.host = tools, timeouts, host
         self.messages: dict[str, ToolMessage] = {}
         self.receipts: dict[str, Receipt] = {}
 
     async def run(self, *calls: tuple[str, dict[str, Any]]) -> "Round":
         graph = StateGraph(State, context_schema=Run)
-        graph.add_node("tools", bounded_tool_node(self.tools, timeouts=self.timeouts, tool_set="test"))
+        node = bounded_tool_node(self.tools, timeouts=self.timeouts, tool_set="test", host=self.host)
+        graph.add_node("tools", node)
         graph.add_edge(START, "tools")
         graph.add_edge("tools", END)
         context = Run(secrets=frozenset({SECRET}), observe=self.events.append)
@@ -304,3 +306,95 @@ def test_unparsable_calls_are_answered_by_texts_that_stand_alone() -> None:
     ]
     assert [receipt.outcome for receipt in run.receipts.all()] == [CallOutcome.REFUSED] * 2
     assert run.receipts.all()[0].args == {"unparsed": "{broken"}
+
+
+class NoGrace(Host):
+    """A host under which calls are abandoned at their bounds, which it narrows to `left` seconds."""
+
+    grace_s = 0.0
+
+    def __init__(self, left: float | None = None) -> None:
+        self.left = left
+
+    def time_left(self) -> float | None:
+        return self.left
+
+
+@pytest.mark.parametrize(("left", "bound_s"), [(None, 3.0), (1.0, 1.0), (0.0, 0.0)])
+def test_without_grace_a_call_is_abandoned_at_its_bound_even_if_it_would_have_stopped(
+    left: float | None, bound_s: float, on_virtual_clock: OnVirtualClock[Round]
+) -> None:
+    seen = on_virtual_clock(Round([sleeper], host=NoGrace(left)).run(("sleeper", {"seconds": 99.0})))
+    message, receipt = seen.messages["c0"], seen.receipts["c0"]
+    assert message.text.startswith(f"⚠️ TOOL_TIMEOUT (sleeper): exceeded {bound_s}s limit. It may still be running")
+    assert (receipt.outcome, receipt.source_gap) == (CallOutcome.ERROR, SourceGap.ABANDONED)
+    assert (receipt.bound_s, receipt.duration_sec, receipt.text_sha256) == (bound_s, bound_s, None)
+
+
+def test_without_grace_a_held_thread_is_walked_away_from_at_once_and_what_it_returns_is_late(
+    on_virtual_clock: OnVirtualClock[None],
+) -> None:
+    held, threads = threading.Event(), list[threading.Thread]()
+
+    @tool
+    def wedged() -> str:
+        """Wait to be let go."""
+        threads.append(threading.current_thread())
+        held.wait(30)
+        return "too late"
+
+    async def check() -> None:
+        round_ = await Round([wedged], host=NoGrace()).run(("wedged", {}))
+        receipt = round_.receipts["c0"]
+        assert (receipt.source_gap, receipt.duration_sec, receipt.late) == (SourceGap.ABANDONED, 3.0, None)
+        held.set()
+        threads[0].join(30)
+        await asyncio.sleep(0)  # the turn in which the thread's end is heard of
+        await asyncio.sleep(0)
+        (event,) = [event for event in round_.events if event.kind == "tool_call_late"]
+        late: Any = event.facts["receipt"]
+        assert (late.outcome, late.text_sha256, late.late.chars) == (CallOutcome.ERROR, None, len("too late"))
+
+    on_virtual_clock(check())
+
+
+class Picky(Host):
+    """A host that withholds what asks for too much, and gives everything else in capitals."""
+
+    def __init__(self) -> None:
+        self.delivered: list[str] = []
+        self.seen: list[Any] = []
+
+    def withhold(self, run: Run, receipt: Receipt, messages: Sequence[Any]) -> str | None:
+        self.seen = list(messages)
+        run.receipts.update(receipt, more={"asked": len(receipt.args), "shouted": False})
+        return "it asks for too much" if receipt.args.get("text") == "everything" else None
+
+    def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
+        self.delivered.append(result.text)
+        return Delivery(text=result.text.upper(), more={"shouted": True})
+
+
+def test_what_the_host_withholds_never_runs_and_what_it_delivers_is_what_the_receipt_vouches_for(
+    on_virtual_clock: OnVirtualClock[Round],
+) -> None:
+    host = Picky()
+    seen = on_virtual_clock(Round([echo], host=host).run(("echo", {"text": "everything"}), ("echo", {"text": "abc"})))
+    message, receipt = seen.messages["c0"], seen.receipts["c0"]
+    assert (message.text, message.status) == ("echo was not run: it asks for too much.", "error")
+    assert (receipt.outcome, receipt.reason, receipt.started_at) == ("withheld", "it asks for too much", None)
+    assert host.delivered == ["abc"]
+    assert [call["id"] for call in host.seen[-1].tool_calls] == ["c0", "c1"]
+    message, receipt = seen.messages["c1"], seen.receipts["c1"]
+    assert (message.text, message.status, message.name) == ("ABC", "success", "echo")
+    assert (receipt.text_sha256, receipt.text_chars) == (hashlib.sha256(b"ABC").hexdigest(), 3)
+    assert receipt.more == {"asked": 1, "shouted": True}
+
+
+def test_only_what_returned_within_its_bound_is_handed_to_the_host(on_virtual_clock: OnVirtualClock[Round]) -> None:
+    host = Picky()
+    calls: list[tuple[str, dict[str, Any]]] = [("raiser", {"text": "x"}), ("sleeper", {"seconds": 99.0}), ("none", {})]
+    seen = on_virtual_clock(Round([raiser, sleeper], host=host).run(*calls))
+    assert host.delivered == []
+    assert [receipt.outcome for receipt in seen.receipts.values()] == ["error", "error", "refused"]
+    assert seen.receipts["c0"].more == {"asked": 1, "shouted": False}

@@ -20,7 +20,10 @@ from models.embedded import EmbeddedModel
 _CHANGED = re.compile(r"^- (\d+) lines?: (.+)$", re.MULTILINE)
 _HEADER = re.compile(r".+, lines (\d+)-(\d+) of (\d+)")
 _NUMBERED = re.compile(r"^(\d+)\| (.*)$", re.MULTILINE)
-_CONFLICT = re.compile(r"(?:<{7}|>{7}|\|{7})(?: |$)|={7}$")
+_CONFLICT = re.compile(r"(?:<{7}|>{7}|\|{7})(?: |$)")
+_BETWEEN = "=" * 7  # alone it may underline a heading
+# Where the tool shows a line otherwise than it stands: masked, with a line break in it, cut.
+_ALTERED = re.compile(re.escape(MASK) + r"|␤|\[\.\.\. .* characters cut here \.\.\.\]$", re.M)
 _LEFTOVER = re.compile(r"\s*(?:breakpoint\(\)|import i?pdb\b|i?pdb\.set_trace\(\)|debugger;?\s*$|binding\.pry\b)")
 # Masked inside a literal: an expression that follows `token =` is masked as well, and is none.
 _SECRET = re.compile(rf"[\"'`][^\"'`]{{0,200}}{re.escape(MASK)}")
@@ -46,9 +49,10 @@ class OfflineReviewer(EmbeddedModel):
 
 def _review(messages: Sequence[BaseMessage]) -> AIMessage:
     task = next(message.text for message in messages if isinstance(message, HumanMessage))
-    changed = [path for _lines, path in _CHANGED.findall(task)]
+    changed = list(dict.fromkeys(path for _lines, path in _CHANGED.findall(task)))
     source: dict[str, dict[int, str]] = {path: {} for path in changed}
     following: dict[str, int] = dict.fromkeys(changed, 1)  # path -> the line to go on at; gone where there is none
+    totals = dict.fromkeys(changed, 0)
     asked: dict[str, tuple[str, int]] = {}
     for message in messages:
         if isinstance(message, AIMessage):
@@ -60,7 +64,11 @@ def _review(messages: Sequence[BaseMessage]) -> AIMessage:
             following.pop(path, None)
             header = _HEADER.match(message.text)
             if message.status != "error" and header is not None:
-                source[path] |= {int(number): text for number, text in _NUMBERED.findall(message.text)}
+                rows = [(int(number), text) for number, text in _NUMBERED.findall(message.text)]
+                if len(rows) <= int(header[2]) - int(header[1]):
+                    rows = rows[:-1]  # cut to the room that was left: the last row may be a part of its line
+                source[path] |= dict(rows)
+                totals[path] = int(header[3])
                 if start <= int(header[2]) < int(header[3]):
                     following[path] = int(header[2]) + 1
     # Whoever speaks after the task asks for an end.
@@ -72,18 +80,21 @@ def _review(messages: Sequence[BaseMessage]) -> AIMessage:
         ]
         return AIMessage("", tool_calls=calls)
     ids = {path: [call for call, (of, _start) in asked.items() if of == path] for path in changed}
-    found = [{**finding, "receipts": ids[path]} for path in changed for finding in _findings(path, source[path])]
+    found = [
+        {**finding, "receipts": ids[path]}
+        for path in changed
+        for finding in _findings(path, source[path], totals[path])
+    ]
     return AIMessage(json.dumps(found[:_MAX_FINDINGS]))
 
 
-def _findings(path: str, lines: dict[int, str]) -> Iterator[dict[str, object]]:
+def _findings(path: str, lines: dict[int, str], total: int) -> Iterator[dict[str, object]]:
     def found(severity: str, line: int, text: str) -> dict[str, object]:
         return {"severity": severity, "file": path, "line": line, "text": text}
 
-    conflict = False
+    conflict = any(_CONFLICT.match(line) for line in lines.values())
     for number, line in lines.items():
-        if _CONFLICT.match(line):
-            conflict = True
+        if _CONFLICT.match(line) or (conflict and line == _BETWEEN):
             yield found("blocker", number, "A conflict marker was left in the file.")
         elif _LEFTOVER.match(line):
             yield found("minor", number, f"A debugging leftover: {line.strip()[:80]}")
@@ -92,8 +103,8 @@ def _findings(path: str, lines: dict[int, str]) -> Iterator[dict[str, object]]:
     whole = "".join(f"{line}\n" for line in lines.values())
     if (
         not conflict
-        and list(lines) == list(range(1, len(lines) + 1))
-        and MASK not in whole
+        and list(lines) == list(range(1, total + 1))
+        and not _ALTERED.search(whole)
         and (fault := _fault(path, whole))
     ):
         yield found("blocker", min(max(fault.line, 1), max(len(lines), 1)), fault.text)

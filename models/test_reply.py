@@ -5,10 +5,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
-from models.reply import call_id_fault, finish_reason, requested_calls, text, written_call
+from bounded.limits import Limits
+from bounded.outcomes import Outcome
+from bounded.run import Run
+from bounded.usage import judge
+from models.reply import (
+    MAX_REQUESTED_CALLS,
+    call_id_fault,
+    finish_reason,
+    requested_calls,
+    text,
+    weigh,
+    written_call,
+)
 
 TOOLS = ["list_ci_jobs", "fetch_job_log"]
 WITHOUT_ID = "the model sent a tool call without an id"
@@ -143,3 +155,42 @@ def test_a_call_written_as_text_is_found(content: str) -> None:
 )
 def test_what_calls_no_known_tool_is_no_written_call(content: str) -> None:
     assert written_call(AIMessage(content), TOOLS) is None
+
+
+def weighed(reply: AIMessage, *, tokens: int | None = 10, budget: int | None = None) -> tuple[bool, Run]:
+    """What a run is told of a charged reply to one tool result, and the run."""
+    run = Run()
+    run.end_model_call(run.start_model_call(), judge(None if tokens is None else {"total_tokens": tokens}))
+    run.say(text(reply))
+    return weigh(run, reply, [ToolMessage("log", tool_call_id="a")], Limits(token_budget=budget), TOOLS), run
+
+
+@pytest.mark.parametrize("content", ["", " \n", [], [{"type": "thinking", "thinking": "Hm."}]])
+def test_a_reply_that_says_nothing_is_left_to_the_host_and_ends_nothing(content: Any) -> None:
+    says_something, run = weighed(AIMessage(content))
+    assert not says_something
+    assert run.outcome is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "outcome"),
+    [
+        (AIMessage("Job 812 failed."), Outcome.ANSWERED),
+        (with_ids(["a"]), None),
+        (with_ids([], ["a"]), None),
+        (with_ids([None]), Outcome.MODEL_ERROR),
+        (with_ids([str(n) for n in range(MAX_REQUESTED_CALLS + 1)]), Outcome.MODEL_ERROR),
+    ],
+)
+def test_a_reply_that_says_something_is_weighed_here(reply: AIMessage, outcome: Outcome | None) -> None:
+    says_something, run = weighed(reply)
+    assert says_something
+    assert run.outcome is outcome
+
+
+def test_unknown_usage_ends_the_run_before_an_empty_reply_does_and_a_spent_budget_ends_only_what_would_go_on() -> None:
+    says_something, run = weighed(AIMessage(""), tokens=None)
+    assert (says_something, run.outcome) == (True, Outcome.MISSING_USAGE)
+    assert weighed(with_ids(["a"]), budget=10)[1].outcome is Outcome.TOKEN_BUDGET
+    assert weighed(AIMessage("Job 812 failed."), budget=10)[1].outcome is Outcome.ANSWERED
+    assert weighed(AIMessage(""), budget=10)[0] is False  # where the host asks again, the loop looks at the budget

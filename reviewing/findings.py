@@ -10,7 +10,8 @@ from reviewing.coverage import Coverage
 
 MAX_FINDINGS = 200
 MAX_TEXT = 2_000
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+# No JSON string holds a line break: only a fence at the beginning of a line ends the block.
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 
 CONTRACT = """\
 End with a JSON array of findings and nothing else, [] for none. Each is an object with
@@ -43,7 +44,7 @@ class Finding(Said):
         """`major src/a.py:7: ...`, on one line."""
         unsupported = "" if self.supported else " (unsupported: that line was not read)"
         rests = f" [{', '.join(self.receipts)}]" if self.receipts else ""
-        return f"{self.severity} {self.file}:{self.line}: {' '.join(self.text.split())}{rests}{unsupported}"
+        return " ".join(f"{self.severity} {self.file}:{self.line}: {self.text}{rests}{unsupported}".split())
 
 
 _MANY = TypeAdapter(Annotated[list[Said], Field(max_length=MAX_FINDINGS)])
@@ -65,7 +66,7 @@ def parse_findings(raw_text: str, coverage: Coverage, secrets: frozenset[str] = 
     except (ValidationError, RecursionError) as exc:
         raise Unparsable("malformed") from exc
     return [
-        Finding(
+        Finding.model_construct(  # cleaning may take all of a text, or make it longer
             severity=said.severity,
             file=fit(said.file, 1_000, secrets),
             line=said.line,

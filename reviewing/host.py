@@ -24,6 +24,8 @@ NOTICE = "Little room is left in this conversation. Stop reading, and give your 
 AGAIN = "Your reply held neither text nor a call. Go on, or give your findings."
 CUT_SHORT = ("length", "max_tokens")
 _ASKED = ("path", "query", "pattern")
+# Kept free for the answer to each call, should it be a refusal; with MIN_ROOM also for an error.
+_RESERVED = 300
 
 
 class ReviewHost(Host):
@@ -46,12 +48,14 @@ class ReviewHost(Host):
         self.gap, self.rounds, self.cut_short = "", 0, False
         self._noticed = self._loose = False
         self._nothing = 0
-        self._turn = 0
+        self._turn = self._base = 0
+        self._told: Sequence[Any] = ()  # the system message, which the graph's state does not hold
         self._given = 0  # characters of this turn's results so far
         self._credits: list[tuple[Extent, str, str, Receipt]] = []
 
     def before_send(self, run: Run, messages: Sequence[Any]) -> list[Any]:
         """Overflow first, then the notice; the clocks come after."""
+        self._told = messages[:1]
         size = self.transcript.size(messages)
         if size > self.transcript.bound:
             first = run.model_calls == 0
@@ -83,14 +87,12 @@ class ReviewHost(Host):
 
     def withhold(self, run: Run, receipt: Receipt, messages: Sequence[Any]) -> str | None:
         """A result needs room in the transcript."""
-        self._nothing = 0
-        run.receipts.update(receipt, more=self._about(receipt))
         if receipt.turn != self._turn:
             self._turn, self._given = receipt.turn, 0
-            self._base = self.transcript.size(messages)
+            self._base = self.transcript.size([*self._told, *messages, *_answers(messages), HumanMessage(NOTICE)])
         if self._room() < MIN_ROOM:
             return "no room is left in the conversation for its result"
-        self._given += _FRAME + MIN_ROOM  # its siblings are admitted before it has its result
+        self._given += MIN_ROOM  # its siblings are admitted before it has its result
         return None
 
     def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
@@ -98,8 +100,8 @@ class ReviewHost(Host):
         whole = result.text
         # The tools have cleaned it; where this changes anything after all, it is no prefix, and nothing is credited.
         self._given -= MIN_ROOM
-        text = fitted(clean(whole, run.secrets), max(0, self._room() + _FRAME))
-        self._given += serialised_chars(text)
+        text = fitted(clean(whole, run.secrets), max(0, self._room()))
+        self._given += max(0, serialised_chars(text) - _RESERVED)
         self._store(text)
         more: dict[str, object] = {"result_chars": len(whole)}
         if isinstance(result.artifact, Extent) and not self._loose:
@@ -113,10 +115,14 @@ class ReviewHost(Host):
             self._mark_delivered()
         elif event.kind == "model_call_ended":
             self.cut_short = event.facts["finish_reason"] in CUT_SHORT
+            self._nothing = 0 if event.facts["proposed"] else self._nothing
+            for requested in self.run.receipts.all():
+                if not requested.more:
+                    self.run.receipts.update(requested, more=self._about(requested))
         elif event.kind == "tool_call_ended":
             receipt = event.facts["receipt"]
-            if isinstance(receipt, Receipt) and receipt.source_gap is SourceGap.ABANDONED:
-                self._loose = True
+            if isinstance(receipt, Receipt) and receipt.source_gap is not None:
+                self._loose = self._loose or receipt.source_gap is SourceGap.ABANDONED
                 self.set_gap(receipt.source_gap)
 
     def set_gap(self, reason: str) -> None:
@@ -125,7 +131,7 @@ class ReviewHost(Host):
         self.coverage.set_gap(reason)
 
     def _room(self) -> int:
-        return self.transcript.bound - self._base - self._given - _FRAME
+        return self.transcript.bound - self._base - self._given + _RESERVED
 
     def _about(self, receipt: Receipt) -> dict[str, object]:
         asked = {name: receipt.args[name] for name in _ASKED if name in receipt.args}
@@ -135,7 +141,7 @@ class ReviewHost(Host):
         credits, self._credits = self._credits, []
         for extent, given, whole, receipt in credits:
             lines = self.coverage.credit_extent(extent, text_given=given, tool_text=whole)
-            if lines or not extent.total_lines:
+            if lines or (not extent.total_lines and given == whole):
                 self._add(receipt, _credited(extent, lines))
         for receipt in self.run.receipts.all():
             if receipt.outcome is not CallOutcome.WITHHELD and not receipt.more.get("delivered"):
@@ -143,7 +149,7 @@ class ReviewHost(Host):
 
     def _add(self, receipt: Receipt, more: Mapping[str, object]) -> None:
         held = self.run.receipts.current(receipt)
-        updated = self.run.receipts.update(held, more={**self._about(held), **held.more, **more})
+        updated = self.run.receipts.update(held, more={**held.more, **more})
         self.run.emit("tool_call_delivered", receipt=updated)
 
     def _store(self, text: str) -> None:
@@ -158,8 +164,10 @@ class ReviewHost(Host):
             self.set_gap(STORE_FAILED)
 
 
-# What a message takes in a send besides its text: its role and the id of its call, generously.
-_FRAME = 200
+def _answers(messages: Sequence[Any]) -> list[ToolMessage]:
+    """The answers to come to the calls of the last reply, as large as a refusal may be."""
+    calls: list[Any] = next((message.tool_calls for message in reversed(messages) if message.type == "ai"), [])
+    return [ToolMessage("?" * _RESERVED, name=call["name"], tool_call_id=call["id"]) for call in calls]
 
 
 def _credited(extent: Extent, lines: range) -> dict[str, object]:

@@ -37,6 +37,8 @@ _LINE_BREAK = "\N{SYMBOL FOR NEWLINE}"
 _HIT = re.compile(rb"([^\0]*)\0(\d+)[:\0]([^\n]*)\n")
 _KEY = "PRIVATE KEY-----"
 _MAX_KEY = 8_000
+# Only what no line of code is: whatever follows a key's first line would else be hidden, and count as read.
+_KEY_BODY = re.compile(r"[\s\"'(#*]*+[A-Za-z0-9+/]{16,}+={0,2}+(?:\\[nr])*+[\s\"'),;+\\]*+")
 
 _DESCRIPTIONS = {
     "list_files": f"List the files, at most {MAX_LISTED:,}. pattern: a part of a path, or a path in which * stands for"
@@ -200,21 +202,14 @@ def _part(lines: Sequence[str], start_line: int, last: int, secrets: frozenset[s
 
 
 def _shown(lines: Iterable[str], secrets: frozenset[str]) -> list[str]:
-    """Lines cleaned and masked one by one, and those masked whole over which a private key goes on."""
-    shown, key, masked = [], "", ""
+    """Lines cleaned and masked one by one; of a private key also the lines behind its first."""
+    shown, reach = [], 0
     for line in lines:
-        alone = clean(line, secrets)
-        if key:
-            longer = clean(f"{key}\n{line}", secrets)
-            if longer != f"{masked}\n{alone}" and len(key) < _MAX_KEY:
-                key, masked = f"{key}\n{line}", longer
-                shown.append(MASK)
-                continue
-            key = ""
+        reach -= len(line)
+        masked = reach > 0 and _KEY_BODY.fullmatch(line)
+        shown.append(MASK if masked else clean(line, secrets).replace("\n", _LINE_BREAK))
         if _KEY in line:
-            key = line[line.rfind("-----BEGIN") :]
-            masked = clean(key, secrets)
-        shown.append(alone.replace("\n", _LINE_BREAK))
+            reach = _MAX_KEY if line.rfind("-----BEGIN") > line.rfind("-----END") else 0
     return shown
 
 
@@ -248,8 +243,8 @@ async def _query(root: Path, query: str, glob: str, kind: str, secrets: frozense
             raise ReviewError(f"query and glob are one line each, of at most {MAX_ASKED} characters")
     if not query:
         raise ReviewError("query is empty: it is a part of a line, or with regex an extended regular expression")
-    # All files as text, since an attribute could hide a source as binary. Either way git goes through the folders, where
-    # a link is no folder; with tracked files alone it follows one that stands in place of a folder.
+    # All files as text, or an attribute could hide a source as binary. Both ways git walks the folders, of which a link
+    # is none; through the index alone it would follow one that stands where a folder was.
     where = "--untracked" if top_of(root) else "--no-index"
     command = ("grep", where, "-z", "-n", "-a", "--no-color", "--no-column", "--no-textconv", "--no-recurse-submodules")
     # After "./" nothing of a glob is a pathspec's magic, and ** stands for folders in one that has none.
@@ -259,14 +254,12 @@ async def _query(root: Path, query: str, glob: str, kind: str, secrets: frozense
         raise ReviewError(f"git grep cannot do it: {ran.said or f'status {ran.status}'}")
     rows, left = [], 0
     for name, number, line in _HIT.findall(ran.output):
-        try:
-            text = _row(line.decode().removesuffix("\r"), secrets)
-        except UnicodeDecodeError:
-            line = b"\0"
-        if b"\0" in line:
+        text = line.decode("utf-8", "replace").removesuffix("\r")
+        if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text:
             left += 1
             continue
-        rows.append(_row(f"{name.decode('utf-8', 'replace')}:{int(number)}: {_cut(text, MAX_HIT)}", secrets))
+        shown = _cut(_row(text, secrets), MAX_HIT)
+        rows.append(_row(f"{name.decode('utf-8', 'replace')}:{int(number)}: {shown}", secrets))
     head = f"{len(rows):,} lines hold it" if rows else "no line holds it"
     head += f"; {left:,} more are not shown, as they are no text" if left else ""
     head += f"; there is more: the search was ended at {MAX_QUERY_BYTES:,} bytes, ask for less" if ran.cut else ""
