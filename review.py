@@ -115,7 +115,9 @@ async def review_and_exit(
     progress = None if typed.quiet else Progress(sys.stderr)
     limits = Limits(max_steps=ROUNDS, model_timeout_s=values["--model-timeout"])
     task = " ".join(typed.task).strip()
-    observer = recording and recording.observer("review", task, limits, deadline_s=values["--deadline"])
+    observer = recording and recording.observer(
+        "review", task, limits, deadline_s=values["--deadline"], asks_again=True
+    )
     custody = recording.folder.path / "custody" if recording else Path(tempfile.mkdtemp(prefix="review-"))
     request = Request(goal="Review a change.", task=task, subject_root=Path(values["--repo"]), surface="report")
     assignment = Assignment(request=request, slot=Slot(model=values["--model"]), call_id="1", custody_root=custody)

@@ -189,6 +189,15 @@ async def test_a_store_that_fails_is_a_gap_of_its_own(subject: Subject) -> None:
     assert subject.rows[0]["native_source_gap"] == "custody_store_failed"
 
 
+async def test_the_first_gap_stays_when_another_follows(subject: Subject, held: Held) -> None:
+    subject.custody.mkdir()
+    (subject.custody / "bodies").write_text("a file")
+    replies = [asks(read()), asks(read(WEDGED, "r2")), finds()]
+    review = await subject.episode(Reviewer(replies=replies)).execute()
+    assert review.native_tool_receipts[1]["source_gap"] == "native_tool_abandoned"
+    assert (review.native_source_gap, review.coverage["reason"]) == ("custody_store_failed", "custody_store_failed")
+
+
 async def test_an_abandoned_search_is_a_gap_and_later_executed_calls_do_not_clear_it(
     subject: Subject, wedged_search: None
 ) -> None:

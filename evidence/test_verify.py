@@ -278,9 +278,9 @@ def test_any_value_in_any_place_gives_faults_and_no_exception(
 # How a run ended, from its events.
 
 
-def started(*, pause_after: tuple[str, ...] = (), **limits: Any) -> dict[str, Any]:
-    about = {"limits": {**LIMITS, **limits}, **({"pause_after": list(pause_after)} if pause_after else {})}
-    return {"kind": "run_started", "facts": about}
+def started(*, pause_after: tuple[str, ...] = (), asks_again: bool = False, **limits: Any) -> dict[str, Any]:
+    about = {"limits": {**LIMITS, **limits}, "asks_again": asks_again}
+    return {"kind": "run_started", "facts": {**about, **({"pause_after": list(pause_after)} if pause_after else {})}}
 
 
 def ended(call: int = 1, *ids: str | None, total: object = 10, text_chars: int = 0) -> dict[str, Any]:
@@ -298,6 +298,10 @@ def cut(fate: str) -> dict[str, Any]:
 
 def run_cut(by: str) -> dict[str, Any]:
     return {"kind": "run_cut", "facts": {"by": by}}
+
+
+def host_ended(outcome: str) -> dict[str, Any]:
+    return {"kind": "host_ended", "facts": {"outcome": outcome}}
 
 
 SAID = ended(text_chars=9)
@@ -329,6 +333,15 @@ ENDINGS: list[tuple[Outcome | None, list[dict[str, Any]]]] = [
     (Outcome.DEADLINE, [started(), run_cut("deadline"), cut("was cut off with the run")]),
     (Outcome.DEADLINE, [started(), ended(1, "a"), run_cut("deadline"), SAID]),
     (Outcome.INTERRUPTED, [started(), run_cut("interrupted"), cut("was cut off with the run")]),
+    (
+        Outcome.ROUND_WITHOUT_PROGRESS,
+        [started(asks_again=True), ended(), ended(2), host_ended("round_without_progress")],
+    ),
+    (Outcome.ANSWERED, [started(asks_again=True), ended(), ended(2, text_chars=1)]),
+    (Outcome.TRANSCRIPT_BOUND, [started(), ended(1, "a"), host_ended("transcript_bound")]),
+    (Outcome.BOUND_BELOW_FIRST_SEND, [started(), host_ended("bound_below_first_send")]),
+    (Outcome.REGISTRY_UNAVAILABLE, [started(), host_ended("registry_unavailable")]),
+    (None, [started(), host_ended("answered")]),
     (None, [started()]),
     (None, [started(), ended(1, "a")]),
     (None, [started(), run_cut("a whim")]),

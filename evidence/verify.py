@@ -114,6 +114,7 @@ def _ends(events: Sequence[Json]) -> Iterator[str | None]:
     """For each event what it ends the run with, None where it goes on; last, what a breakpoint makes of all that."""
     started, spent, paused = events[0]["facts"], 0, None
     budget = started["limits"]["token_budget"]
+    empty = None if started.get("asks_again") else "empty_answer"
     for event in events:
         kind, facts, end = event["kind"], event["facts"], None
         if kind == "run_cut" and facts["by"] in ("deadline", "interrupted"):
@@ -131,7 +132,7 @@ def _ends(events: Sequence[Json]) -> Iterator[str | None]:
             elif len(ids) > MAX_CALLS or not all(ids) or len(set(ids)) < len(ids):
                 end = "model_error"
             elif not ids:
-                end = "answered" if facts["text_chars"] else "empty_answer"
+                end = "answered" if facts["text_chars"] else empty
             elif budget is not None and spent >= budget:
                 end = "token_budget"
             elif facts["call"] >= started["limits"]["max_steps"]:

@@ -200,7 +200,7 @@ def test_what_has_no_lines_is_declared_so_and_what_cannot_be_shown_is_not(tmp_pa
     assert list(manifest.values()) == [None, None, None, None, None, 2, 1]
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=CONTENTS, long=st.booleans(), start=st.integers(1, 12), cut=st.floats(0, 1.2))
 def test_what_is_credited_never_exceeds_what_was_delivered(
     content: bytes, long: bool, start: int, cut: float, tmp_path: Path
@@ -226,7 +226,10 @@ def test_what_is_credited_never_exceeds_what_was_delivered(
         if shown == MASK != expected:  # the body of a private key
             assert re.fullmatch(r"[\s\"'(#*]*[A-Za-z0-9+/]{16,}=*[\s\"']*", line)
         else:
-            assert shown in (expected, expected + MASK)  # a `cookie:` at its end is kept apart from the next row
+            assert shown in (
+                expected,
+                clean(expected + MASK, SECRETS),
+            )  # a `cookie:` at its end is kept apart from the next row
             assert len(expected) <= MAX_LINE
     coverage = Coverage({"f": len(lines)})
     coverage.credit_extent(extent, text_given=given_text, tool_text=text)

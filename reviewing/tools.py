@@ -219,7 +219,7 @@ def _settled(rows: Sequence[str], secrets: frozenset[str]) -> list[str]:
     if clean("\n".join(rows), secrets) != "\n".join(rows):
         for at, pair in enumerate(itertools.pairwise(rows)):
             if clean("\n".join(pair), secrets) != "\n".join(pair):  # a `cookie:` at its end would take the next row
-                rows[at] += MASK
+                rows[at] = _row(rows[at] + MASK, secrets)
     return rows
 
 
