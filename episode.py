@@ -83,12 +83,13 @@ class Review:
     """What an episode came to.
 
     Attributes:
-        raw_text: the final reply, unchanged.
+        raw_text: the final reply, unchanged; `draft` is that cleaned, "" on the verdict surface and where findings are.
         usage: `known_subtotal`, `usage_known`, `native_rounds` (sends that really left).
         native_tool_receipts: as JSON holds them.
         native_source_gap: why the sources are not whole, "" when they are.
-        native_incomplete: why there are no findings to go by, "" where there are. On the surface `multi_model_review`
-            that is no verdict; on `report` the draft in `raw_text` is kept.
+        native_incomplete: why there are no findings to go by, "" where there are.
+        findings: None where there are none to go by, which is not to say that there is nothing to find. On the surface
+            `report` the draft is then kept.
     """
 
     answer: Answer
@@ -97,7 +98,8 @@ class Review:
     native_tool_receipts: tuple[Mapping[str, object], ...]
     native_source_gap: str
     native_incomplete: str
-    findings: "tuple[Finding, ...]"
+    findings: "tuple[Finding, ...] | None"
+    draft: str
     coverage: Mapping[str, Any]
 
 
@@ -129,6 +131,8 @@ class ReviewEpisode:
     ) -> None:
         self.assignment, self.changes, self.limits = assignment, changes, limits or Limits(max_steps=ROUNDS)
         self.deadline_s, self.tools_until, self.transcript_chars = deadline_s, tools_until, transcript_chars
+        if tools_until is not None and tools_until.utcoffset() is None:
+            raise ValueError("tools_until must be a moment with an offset, as datetime.now(UTC) is")
         self.model, self.observe, self.interrupt = model, observe, interrupt
         self.run = Run(model=assignment.slot.model, secrets=secrets)
         self._executed: asyncio.Task[Review] | None = None
@@ -199,7 +203,11 @@ class ReviewEpisode:
 
         host, coverage = self._host, self._coverage or Coverage(None)
         answer, incomplete = self.run.answer(), ""
-        findings: tuple[Finding, ...] = ()
+        findings: tuple[Finding, ...] | None = None
+        for receipt in answer.receipts:  # also of a loop that is blocked, where no event of it came any more
+            if receipt.source_gap is not None:
+                self._gap = self._gap or receipt.source_gap
+                coverage.set_gap(receipt.source_gap)
         if answer.outcome is not Outcome.ANSWERED:
             incomplete = answer.outcome.value
         elif host is not None and host.cut_short:
@@ -209,8 +217,10 @@ class ReviewEpisode:
                 findings = tuple(parse_findings(self.run.raw_text, coverage, self.run.secrets))
             except Unparsable as exc:
                 incomplete = str(exc)
+        keeps_draft = incomplete and self.assignment.request.surface == "report"
         return Review(
             answer=answer,
+            draft=answer.text if keeps_draft else "",
             raw_text=self.run.raw_text,
             usage={
                 "known_subtotal": answer.known_subtotal,

@@ -36,7 +36,7 @@ from terminal import Progress, answer_dict, call_label, clean_logs, complain, fa
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
 
-MAX_DRAFT = 100_000
+MAX_NAME = 1_000
 EPILOG = """\
 exit status: 0 reviewed, be it with findings; 1 a bug, or output that could not be written; 2 bad arguments or missing
 set-up; 3 ended by a bound; 4 the model failed, or gave no findings that can be read; 130 interrupted."""
@@ -54,9 +54,10 @@ def as_dict(review: Review) -> dict[str, Any]:
     """The review as `--json` prints it."""
     answer = answer_dict(review.answer)
     answer.pop("answer", None)
+    found = None if review.findings is None else [finding.model_dump() for finding in review.findings]
     return {
         **answer,
-        "findings": [finding.model_dump() for finding in review.findings],
+        **({"draft": review.draft} if found is None else {"findings": found}),
         "coverage": review.coverage,
         "usage": dict(review.usage),
         "native_source_gap": review.native_source_gap,
@@ -70,20 +71,21 @@ def show(review: Review, secrets: frozenset[str]) -> None:
     print(f"outcome: {answer.outcome}")
     if answer.reason:
         print(f"reason: {answer.reason}")
-    if review.native_incomplete:
+    if review.findings is None:
         print(f"findings: none that can be gone by (native_incomplete={review.native_incomplete})")
-        if draft := fit(review.raw_text.strip(), MAX_DRAFT, secrets):
-            print(f"\nthe draft:\n{draft}")
+        if review.draft:
+            print(f"\nthe draft:\n{review.draft}")
     else:
         print(f"findings: {len(review.findings)}")
-    for finding in review.findings:
+    for finding in review.findings or ():
         print(f"  {finding.shown()}")
     coverage = review.coverage
     print(f"\ncoverage: {coverage['state']}" + (f" ({coverage['reason']})" if "reason" in coverage else ""))
     for word, name in (("read", "read_ranges"), ("not read", "missing_ranges")):
         for file, ranges in coverage[name].items():
             lines = ", ".join(f"{first}-{last}" for first, last in ranges)
-            print(f"  {word}: {file}, {f'lines {lines}' if lines else 'which is empty'}")
+            shown = " ".join(fit(file, MAX_NAME, secrets).split())
+            print(f"  {word}: {shown}, {f'lines {lines}' if lines else 'which is empty'}")
     print(f"\ntokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
     print("based on:" if answer.receipts else "based on: no tool call")
     for receipt in answer.receipts:

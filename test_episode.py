@@ -198,8 +198,9 @@ async def test_what_falls_short_of_findings_gives_none_with_its_reason_and_its_d
 ) -> None:
     model = Reviewer(replies=[asks(read()), reply])
     review = await subject.episode(model, surface=surface).execute()
-    assert (review.native_incomplete, review.findings) == (reason, ())
+    assert (review.native_incomplete, review.findings) == (reason, None)
     assert review.raw_text == reply.get("content", "")
+    assert review.draft == (review.answer.text if surface == "report" else "")
     assert (subject.rows[0]["native_incomplete"], subject.rows[0]["surface"]) == (reason, surface)
 
 
@@ -208,7 +209,7 @@ async def test_an_early_end_gives_no_findings_though_the_last_text_is_some(surfa
     model = Reviewer(replies=[asks(read()) | {"content": VERDICT["content"]}])
     limits = Limits(max_steps=1, tool_timeouts=ByPath())
     review = await subject.episode(model, surface=surface, limits=limits).execute()
-    assert (review.answer.outcome, review.findings) == (Outcome.STEP_LIMIT, ())
+    assert (review.answer.outcome, review.findings) == (Outcome.STEP_LIMIT, None)
     assert (review.native_incomplete, review.raw_text) == ("step_limit", VERDICT["content"])
 
 
@@ -218,16 +219,16 @@ async def test_the_reply_or_the_one_fenced_block_in_it_is_read_and_the_raw_text_
 ) -> None:
     text = around.format(VERDICT["content"])
     review = await subject.episode(Reviewer(replies=[asks(read()), says(text)])).execute()
-    assert (review.raw_text, review.native_incomplete, len(review.findings)) == (text, "", 1)
+    assert (review.raw_text, review.native_incomplete, len(review.findings or ())) == (text, "", 1)
 
 
 async def test_a_finding_outside_credited_coverage_is_marked_unsupported(subject: Subject) -> None:
     where: list[dict[str, object]] = [{"line": 1}, {"line": 2}, {"line": 3}, {"file": "b.py"}, {"file": "./a.py"}]
     model = Reviewer(replies=[asks(read(end_line=1)), finds(*where)])
     review = await subject.episode(model).execute()
-    assert [finding.supported for finding in review.findings] == [True, False, False, False, False]
-    assert review.findings[0].shown() == "major a.py:1: Wrong. [r1]"
-    assert review.findings[1].shown() == "major a.py:2: Wrong. [r1] (unsupported: that line was not read)"
+    assert [finding.supported for finding in review.findings or ()] == [True, False, False, False, False]
+    assert (review.findings or ())[0].shown() == "major a.py:1: Wrong. [r1]"
+    assert (review.findings or ())[1].shown() == "major a.py:2: Wrong. [r1] (unsupported: that line was not read)"
 
 
 async def test_no_line_is_supported_whose_read_was_never_sent(subject: Subject) -> None:

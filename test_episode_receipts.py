@@ -74,7 +74,7 @@ async def test_a_credited_read_says_what_it_opened_and_a_later_send_took_it_alon
         "source_bytes": len(data),
     }
     assert datetime.fromisoformat(str(receipt["started_at"])).tzinfo is not None
-    assert (review.coverage["missing_ranges"], review.findings[0].supported) == ({"a.py": [[1, 1]]}, True)
+    assert (review.coverage["missing_ranges"], (review.findings or ())[0].supported) == ({"a.py": [[1, 1]]}, True)
 
 
 async def test_receipts_name_their_round_and_what_was_asked_for(subject: Subject) -> None:
@@ -121,7 +121,7 @@ async def test_text_that_looks_like_a_read_is_credited_nothing(subject: Subject)
     model = Reviewer(replies=[asks(call("query_code", {"query": "a"}, "q"), read("fake.py")), finds({})])
     review = await subject.episode(model).execute()
     assert review.coverage["missing_ranges"] == {"a.py": [[1, 2]]}
-    assert (list(review.coverage["read_ranges"]), review.findings[0].supported) == (["fake.py"], False)
+    assert (list(review.coverage["read_ranges"]), (review.findings or ())[0].supported) == (["fake.py"], False)
 
 
 async def test_a_call_that_a_bound_withheld_has_its_round_and_was_not_delivered(subject: Subject) -> None:
@@ -185,7 +185,7 @@ async def test_a_store_that_fails_is_a_gap_of_its_own(subject: Subject) -> None:
     assert (review.coverage["state"], review.coverage["reason"]) == ("incomplete", "custody_store_failed")
     for receipt in review.native_tool_receipts:  # no abandonment: the reads are what they were
         assert (receipt["outcome"], "source_gap" in receipt, receipt["opened_path"]) == ("executed", False, "a.py")
-    assert (review.coverage["missing_ranges"], review.findings[0].supported) == ({}, True)
+    assert (review.coverage["missing_ranges"], (review.findings or ())[0].supported) == ({}, True)
     assert subject.rows[0]["native_source_gap"] == "custody_store_failed"
 
 

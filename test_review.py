@@ -157,7 +157,11 @@ async def test_a_wedged_read_is_abandoned_and_the_episode_goes_on_to_its_verdict
     episode = subject.episode(model, WEDGED)
     review = await episode.execute()
     (receipt,) = review.native_tool_receipts
-    assert (review.answer.outcome, review.usage["native_rounds"], len(review.findings)) == (Outcome.ANSWERED, 2, 1)
+    assert (review.answer.outcome, review.usage["native_rounds"], len(review.findings or ())) == (
+        Outcome.ANSWERED,
+        2,
+        1,
+    )
     assert (receipt["outcome"], receipt["source_gap"]) == ("error", "native_tool_abandoned")
     assert SHORT_S <= receipt["duration_sec"] < SHORT_S + 0.2  # type: ignore[operator]  # without a grace
     told = model.told()
@@ -171,7 +175,7 @@ async def test_a_wedged_read_is_abandoned_and_the_episode_goes_on_to_its_verdict
     assert not any("LATE" in message.text for send in model.sent for message in send)
     assert review.coverage["missing_ranges"] == {WEDGED: [[1, 1]]}
     assert (review.coverage["state"], review.coverage["read_ranges"]) == ("incomplete", {})
-    assert not review.findings[0].supported
+    assert not (review.findings or ())[0].supported
     assert not (subject.custody / "bodies").exists()
 
 
@@ -185,7 +189,7 @@ async def test_a_quick_read_is_untouched_and_has_an_aware_start_and_a_float_dura
     assert datetime.fromisoformat(str(receipt["started_at"])).utcoffset() == timedelta(0)
     assert type(receipt["duration_sec"]) is float
     assert model.told().text.splitlines()[1:] == ["1| one", "2| two"]
-    assert (review.coverage["state"], review.findings[0].supported) == ("complete", True)
+    assert (review.coverage["state"], (review.findings or ())[0].supported) == ("complete", True)
 
 
 async def test_the_bound_is_what_the_policy_says_for_this_tool_set_and_these_arguments(
@@ -242,7 +246,7 @@ async def test_after_an_abandonment_a_later_executed_read_earns_no_extent(subjec
         "missing_ranges": {"a.py": [[1, 2]]},
         "read_ranges": {},
     }
-    assert (review.native_source_gap, review.findings[0].supported) == ("native_tool_abandoned", False)
+    assert (review.native_source_gap, (review.findings or ())[0].supported) == ("native_tool_abandoned", False)
 
 
 @pytest.mark.parametrize("how", ["scope", "moment"])
@@ -296,7 +300,7 @@ async def test_a_bound_below_the_first_send_ends_it_before_that(subject: Subject
     review = await subject.episode(model, transcript_chars=500).execute()
     assert (review.answer.outcome, review.usage["native_rounds"]) == (Outcome.BOUND_BELOW_FIRST_SEND, 0)
     assert (model.sent, review.native_incomplete) == ([], "bound_below_first_send")
-    assert (review.findings, len(subject.rows)) == ((), 1)
+    assert (review.findings, len(subject.rows)) == (None, 1)
 
 
 async def test_a_send_that_would_not_fit_is_not_made(subject: Subject) -> None:

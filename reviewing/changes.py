@@ -157,8 +157,10 @@ async def run_git(root: Path, *arguments: str, at_most: int, settings: Mapping[s
         transport, _ = await spawning
         if not process.ended.is_set():
             process.kill()
-        transport.close()
+            for pipe in filter(None, map(transport.get_pipe_transport, process.kept)):
+                pipe.close()  # one that left the group may hold them open
         await process.ended.wait()  # what was killed counts as stopped only once it is gone
+        transport.close()  # no sooner: it would take the exit status away from whoever waits for it
     said = _shown(process.kept[2].decode("utf-8", "replace").strip())
     return Ran(status=transport.get_returncode() or 0, output=bytes(process.kept[1]), said=said, cut=process.cut)
 
