@@ -26,7 +26,6 @@ _MAX_SAID = 4_000
 _SETTINGS: Mapping[str, str] = {
     "core.fsmonitor": "false",
     "core.pager": "cat",
-    "core.quotePath": "true",
     "core.sshCommand": "false",
     "diff.autoRefreshIndex": "true",
     "diff.external": "",
@@ -118,7 +117,8 @@ async def staged_changes(repo: Path) -> Changes:
 
 def top_of(root: Path) -> Path | None:
     """The working tree that `root` is in, or None where it is in no repository."""
-    return next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
+    real = root.resolve()
+    return next((folder for folder in (real, *real.parents) if os.path.lexists(folder / ".git")), None)
 
 
 async def run_git(root: Path, *arguments: str, at_most: int, settings: Mapping[str, str] | None = None) -> Ran:
@@ -234,7 +234,7 @@ async def _no_filters(repo: Path) -> dict[str, str]:
     if found.cut or found.status not in (0, 1):
         raise ReviewError(f"git cannot read its configuration: {found.said}")
     drivers = {name.rpartition(".")[0] for name in found.names}
-    off = {"clean": "", "smudge": "", "process": "", "required": "false"}
+    off = {"clean": "", "process": "", "required": "false"}
     return {f"{driver}.{key}": value for driver in drivers for key, value in off.items()}
 
 

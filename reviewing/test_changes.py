@@ -12,7 +12,17 @@ from bounded.deadlines import now
 from reviewing import changes as module
 from reviewing.changes import Changes, ReviewError, changes_since, run_git, staged_changes
 
-ODD_NAMES = ["two words.py", 'quo"te.py', "é漢.py", "line\nbreak.py", "-dash.py", ":(top)x.py", "tab\tbed", "a b/b a"]
+ODD_NAMES = [
+    "two words.py",
+    'quo"te.py',
+    "é漢.py",
+    "line\nbreak.py",
+    "-dash.py",
+    ":(top)x.py",
+    "tab\tbed",
+    "a b/b a",
+    'é"\n',
+]
 USER = ("-c", "user.name=n", "-c", "user.email=e@x")
 
 
@@ -69,7 +79,9 @@ async def test_before_the_first_commit_everything_is_new(tmp_path: Path) -> None
     assert set((await staged_changes(tmp_path)).files) == {"a.py"}
 
 
-async def test_names_of_every_kind_come_through_tracked_and_untracked(repo: Path) -> None:
+@pytest.mark.parametrize("quoting", ["true", "false"])
+async def test_names_of_every_kind_come_through_tracked_and_untracked(quoting: str, repo: Path) -> None:
+    git(repo, "config", "core.quotePath", quoting)
     for name in ODD_NAMES:
         (repo / name).parent.mkdir(exist_ok=True)
         (repo / name).write_text("old\n")
@@ -108,7 +120,8 @@ async def test_links_modes_binaries_empty_files_and_repositories_inside_are_told
     (repo / "a.py").symlink_to("gone.py")  # for git one entry, and two diffs
     (repo / "bin").write_bytes(b"\0\1\2")
     (repo / "empty").touch()
-    (repo / "folder").symlink_to("/etc")
+    (repo.parent / "null").write_text("for git the new file, if it follows the link\n")
+    (repo / "folder").symlink_to(repo.parent)
     (repo / "gone.py").chmod(0o755)
     (repo / "inner").mkdir()
     git(repo / "inner", "init", "-q")
@@ -134,13 +147,17 @@ async def test_a_submodule_that_moved_is_one_change_and_nothing_runs_inside_it(r
     assert not canary.exists()
 
 
-async def test_a_part_of_a_repository_is_reviewed_with_paths_of_its_own(repo: Path) -> None:
+async def test_a_part_of_a_repository_is_reviewed_with_paths_of_its_own(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (repo / "part").mkdir()
     (repo / "part" / "in.py").write_text("x\n")
     git(repo, "add", "part")
     (repo / "part" / "new.py").write_text("x\n")
     (repo / "a.py").write_text("changed elsewhere\n")
     assert set((await changes_since(repo / "part", None)).files) == {"in.py", "new.py"}
+    monkeypatch.chdir(repo.parent)
+    assert set((await changes_since(Path("repo/part"), None)).files) == {"in.py", "new.py"}
 
 
 async def test_what_is_staged_is_taken_and_what_is_not_is_left(repo: Path) -> None:
@@ -290,13 +307,13 @@ def wedged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-async def test_a_cancelled_git_is_killed_with_its_children(wedged: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [2, 50], ids=["while it is being started", "once it runs"])
+async def test_a_cancelled_git_is_killed_with_its_children(turns: int, wedged: Path, tmp_path: Path) -> None:
     reader = os.open(wedged, os.O_RDONLY | os.O_NONBLOCK)
-    started = asyncio.Event()
-    asyncio.get_running_loop().add_reader(reader, started.set)
     running = asyncio.create_task(run_git(tmp_path, "grep", at_most=100))
-    await started.wait()
-    asyncio.get_running_loop().remove_reader(reader)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert select.select([reader], [], [], 5)[0]  # the loop stands still meanwhile
     assert os.read(reader, 100) == b"started\n"
     before = now()
     running.cancel()

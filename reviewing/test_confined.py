@@ -113,8 +113,10 @@ def test_a_file_that_becomes_a_pipe_between_check_and_open_is_refused_without_wa
         return real_open(path, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", swap_then_open)
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ReviewError, match="only a regular file"):
         read_inside(root, "src/a.py")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_no_descriptor_is_left_open_by_a_refusal(root: Path) -> None:

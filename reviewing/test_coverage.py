@@ -133,8 +133,10 @@ def test_an_empty_file_counts_as_read_only_if_the_model_was_told(tmp_path: Path)
     (tmp_path / "f").touch()
     text, extent = read(tmp_path)
     coverage = Coverage({"f": 0})
+    coverage.credit("f", 1, 1, 1, OLD)
     assert list(coverage.credit_extent(extent, text_given=text[:5], tool_text=text)) == []
     assert coverage.report()["state"] == "incomplete"
+    assert not coverage.covers("f", 1)
     assert list(coverage.credit_extent(extent, text_given=text, tool_text=text)) == []
     assert coverage.report()["state"] == "complete"
 
