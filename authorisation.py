@@ -15,7 +15,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +94,10 @@ def authorise(guard: str, plan: Plan) -> Callable[[], None]:
 
     def ask() -> None:
         try:
-            answers.put(_checked(asyncio.run(_guard(guard)(plan)), plan))
+            with asyncio.Runner() as runner:
+                # What a task that it leaves behind raises stays untold as well.
+                runner.get_loop().set_exception_handler(lambda _loop, _context: None)
+                answers.put(_checked(runner.run(_guard(guard)(plan)), plan))
         except _Unfit as exc:
             answers.put(Refused(str(exc)))
         except BaseException as exc:  # what it says may hold anything, what it is does not
@@ -124,16 +127,18 @@ def _checked(answer: object, plan: Plan) -> Authorisation:
     if type(answer) is not Authorisation:
         raise _Unfit(f"the guard answered {safe_name(type(answer).__name__)}, which is no authorisation")
     expires_at = answer.expires_at
+    if type(expires_at) is not datetime:
+        raise _Unfit("the authorisation does not say when it expires, as a moment with an offset")
     if answer.plan_sha256 != plan.digest:
         raise _Unfit("the authorisation is for another plan")
-    if not isinstance(expires_at, datetime) or expires_at.utcoffset() is None:
+    if expires_at.utcoffset() is None:
         raise _Unfit("the authorisation does not say when it expires, as a moment with an offset")
     left = expires_at - datetime.now(UTC)
     if left <= timedelta(0):
         raise _Unfit("the authorisation has expired")
     if left > LONGEST:
         raise _Unfit(f"the authorisation expires later than in {LONGEST.total_seconds():g} s")
-    return answer
+    return replace(answer, expires_at=expires_at.astimezone(UTC))  # its own time zone is foreign code
 
 
 def _guard(name: str) -> Callable[[Plan], Coroutine[Any, Any, object]]:
@@ -149,7 +154,11 @@ def _guard(name: str) -> Callable[[Plan], Coroutine[Any, Any, object]]:
     guard = getattr(importlib.import_module(module_name), function_name, None)
     if not inspect.iscoroutinefunction(guard):
         raise _Unfit(f"{safe_name(module_name)} has no async function {safe_name(function_name)}")
-    _lies_outside(inspect.unwrap(guard).__code__.co_filename)
+    body = guard.__func__ if inspect.ismethod(guard) else guard
+    if not inspect.isfunction(body):
+        raise _Unfit(f"{safe_name(module_name)} has no async function {safe_name(function_name)}")
+    for each in (body, inspect.unwrap(body)):  # the one that runs, and the one that it says it wraps
+        _lies_outside(each.__code__.co_filename)
     return guard
 
 

@@ -4,11 +4,12 @@ review = await ReviewEpisode(assignment, changes=await changes_since(root, None)
 """
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,7 +137,7 @@ class ReviewEpisode:
         self.model, self.observe, self.interrupt = model, observe, interrupt
         self.run = Run(model=assignment.slot.model, secrets=secrets)
         self._executed: asyncio.Task[Review] | None = None
-        self._gap = ""
+        self._gap, self._kept = "", False
         self._host: ReviewHost | None = None
         self._coverage: Coverage | None = None
 
@@ -165,6 +166,13 @@ class ReviewEpisode:
     def so_far(self) -> Review:
         """What it has come to by now."""
         return self._collected()
+
+    def give_up(self) -> Review:
+        """What it has come to by now, and its row, where a loop that is blocked will not come to that."""
+        review = self._collected()
+        with contextlib.suppress(OSError):
+            self._keep_row(datetime.now(UTC) - timedelta(seconds=review.answer.seconds), review, None)
+        return review
 
     async def _review(self) -> Review:
         from reviewing.changes import ReviewError
@@ -244,6 +252,9 @@ class ReviewEpisode:
         from evidence.folder import recordable
         from evidence.verify import canonical
 
+        if self._kept:
+            return
+        self._kept = True
         assignment, answer = self.assignment, self.run.answer()
         row = {
             "call_id": assignment.call_id,

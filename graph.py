@@ -229,10 +229,12 @@ async def ask_and_exit(
         observer = recording.observer("question", options.question, limits, deadline_s=options.deadline_s)
     run = Run(model=options.model, secrets=secrets, observe=to_all(observer, progress))
 
+    last: Answer | None = None
+
     def last_words() -> None:
         if progress is not None:
             progress.close()
-        answer = run.answer()
+        answer = last or run.answer()
         try:
             (show_json if options.json else show)(answer)
             sys.stdout.flush()
@@ -242,8 +244,12 @@ async def ask_and_exit(
                 recording.close(answer.outcome)
 
     def blocked() -> int:
+        nonlocal last
+        if recording is not None:
+            recording.folder.hold()  # the loop may come free at any moment
         run.cut(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        return run.answer().outcome.exit_status
+        last = run.answer()
+        return last.outcome.exit_status
 
     arm_watchdog(options.deadline_s, blocked, last_words)
     answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
@@ -276,8 +282,10 @@ def _work(
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)  # first: until it is there Ctrl-C just ends
     recording = None
     if options.evidence is not None:
+        from bounded.exit import keep_interrupt
         from recording import Recording
 
+        keep_interrupt()
         recording = Recording(
             options.evidence,
             kind="question",

@@ -167,14 +167,19 @@ def main() -> NoReturn:
         # From here on it is allowed to know what is secret.
         recording.folder.secrets = secrets = secret_values(os.environ)
         clean_logs(secrets)
+        recording.say_where_from()
         model = probed_model(plan, recording)
         spend()
         recording.folder.record("authorised")
-    except (Refused, SetUpMissing) as exc:
+    except Refused as exc:
+        recording.say_where_from(copies="none")
+        refuse(recording, str(exc))
+    except SetUpMissing as exc:
         refuse(recording, str(exc))
     except ModuleNotFoundError as exc:
         refuse(recording, not_installed(exc))
     except KeyboardInterrupt:
+        recording.say_where_from(copies="none")
         recording.folder.record("interrupted")
         end_process(STATUS["interrupted"], lambda: recording.close("interrupted"))
     run_to_exit(probe_and_exit(plan, model, recording, secrets), secrets)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bounded.exit import arm_watchdog, end_process, on_interrupt, run_to_exit
+from bounded.exit import arm_watchdog, end_process, keep_interrupt, on_interrupt, run_to_exit
 from bounded.outcomes import Outcome
 from bounded.run import Event, Run, to_all
 from bounded.text import fit, said_by, secret_values
@@ -111,12 +111,10 @@ class Batch:
         self.plan, self.recording, self.secrets, self.progress = plan, recording, secrets, progress
         self.interrupt = asyncio.Event()
         self.waiting = ((scenario, number) for number in range(plan.repeat) for scenario in plan.scenarios)
-        loop = asyncio.get_running_loop()
-        self.first_replies: dict[str, asyncio.Future[int | None]] = {
-            scenario.name: loop.create_future() for scenario in plan.scenarios
-        }
+        self.first_replies: dict[str, asyncio.Future[int | None]] = {s.name: asyncio.Future() for s in plan.scenarios}
         self.going: set[str] = set()
         self.rows: dict[str, dict[str, Any]] = {}
+        self.final: tuple[str, dict[str, Any]] | None = None
 
     @property
     def outcome(self) -> str:
@@ -215,8 +213,9 @@ def finish(batch: Batch) -> None:
     Raises:
         OSError: one of these could not be written.
     """
-    plan, folder, record = batch.plan, batch.recording.folder, saved(batch)
-    if batch.outcome == "interrupted":
+    plan, folder = batch.plan, batch.recording.folder
+    outcome, record = batch.final or (batch.outcome, saved(batch))
+    if outcome == "interrupted":
         folder.record("interrupted")
     try:
         print(summary(record))
@@ -227,13 +226,13 @@ def finish(batch: Batch) -> None:
         try:
             folder.write("runs.json", document(record))
             folder.write("timeline.html", timeline(folder.events()).encode())
-            if batch.outcome == "interrupted":
+            if outcome == "interrupted":
                 sys.stderr.write(f"interrupted: {plan.out} is left as it was\n")
             else:
                 write_whole(plan.out, document(record))
                 sys.stderr.write(f"saved: {plan.out}\n")
         finally:
-            batch.recording.close(batch.outcome)
+            batch.recording.close(outcome)
 
 
 async def record_and_exit(plan: BatchPlan, recording: Recording, secrets: frozenset[str]) -> NoReturn:
@@ -247,8 +246,10 @@ async def record_and_exit(plan: BatchPlan, recording: Recording, secrets: frozen
         finish(batch)
 
     def blocked() -> int:
+        recording.folder.hold()  # the loop may come free at any moment
         for name in list(batch.going):
             batch.fail(name, "the event loop was blocked past the deadlines of all runs")
+        batch.final = batch.outcome, saved(batch)
         return batch.exit_status
 
     # No run takes longer than its deadline, but for the moment in which it ends, and a derived one waits for another.
@@ -316,6 +317,7 @@ def prepare(
     typed = parser.parse_args(arguments)
     values = flag_values(KEEPING, typed, environment) | flag_values(OWN, typed, {})
     plan = plan_of(values, environment, secrets)
+    keep_interrupt()
     recording = Recording(
         values["--evidence"],
         kind="batch",

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Literal
 from urllib.request import getproxies
 
 from bounded.limits import Limits
@@ -47,14 +48,27 @@ class Recording:
         way = endpoint(model, environment)
         # Only Gemini's own client looks for a proxy: Ollama's is told not to, and a probe's transport does not.
         proxied = kind != "live-probe" and model.startswith("gemini-") and bool(getproxies())
-        between = {"proxy": proxied, "served_by": served_by}
+        self._about: dict[str, Any] = {
+            "model": model,
+            "endpoint": way,
+            "between": {"proxy": proxied, "served_by": served_by},
+        }
         try:
             self.folder = RunFolder(Path(parent), kind, model=public(model), endpoint=way, secrets=secrets, **facts)
-            record_provenance(self.folder, sys.argv, model=model, endpoint=way, between=between)
+            if kind != "live-probe":  # which may not read yet what is secret
+                self.say_where_from()
         except OSError as exc:
             raise UsageError(f"--evidence {parent}: {exc.strerror or exc}; for example: --evidence runs") from exc
         self.model = public(model)
         self._pictures = capture is pseudo_terminal
+
+    def say_where_from(self, copies: Literal["all", "none"] = "all") -> None:
+        """Write where the record comes from, masked by the folder's secrets.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        record_provenance(self.folder, sys.argv, copies=copies, **self._about)
 
     def observer(
         self, name: str, question: str, limits: Limits, *, deadline_s: float | None, **facts: object

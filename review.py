@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bounded.calls import Cut, until_cut
+from bounded.deadlines import deadline_scope
 from bounded.exit import arm_watchdog, end_process, on_interrupt, run_to_exit
 from bounded.limits import Limits
 from bounded.outcomes import Outcome
@@ -74,7 +76,9 @@ def show(review: Review, secrets: frozenset[str]) -> None:
     if review.findings is None:
         print(f"findings: none that can be gone by (native_incomplete={review.native_incomplete})")
         if review.draft:
-            print(f"\nthe draft:\n{review.draft}")
+            print("\nthe draft:")
+            for line in review.draft.split("\n"):  # marked, or it could be taken for the lines around it
+                print(f"  | {line}")
     else:
         print(f"findings: {len(review.findings)}")
     for finding in review.findings or ():
@@ -98,9 +102,25 @@ def status(review: Review) -> int:
     return Outcome.MODEL_ERROR.exit_status if failed else review.answer.outcome.exit_status
 
 
-async def changes_of(repo: Path, base: str | None, *, staged: str) -> Changes:
-    """The change that is to be reviewed: `staged` is "staged", or "" for the working tree."""
-    return await (staged_changes(repo) if staged else changes_since(repo, base))
+async def changes_of(repo: Path, base: str | None, *, staged: str, deadline_s: float) -> Changes:
+    """The change that is to be reviewed: `staged` is "staged", or "" for the working tree.
+
+    Raises:
+        ReviewError: there is none to be had, or not within `deadline_s` seconds: git waits for a pipe, for example.
+        SystemExit: interrupted. What git was at is killed: in a session of its own no Ctrl-C reaches it.
+    """
+    interrupt = asyncio.Event()
+    on_interrupt(interrupt)
+    try:
+        with deadline_scope(deadline_s):
+            changes = await until_cut(staged_changes(repo) if staged else changes_since(repo, base), interrupt)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if changes is Cut.INTERRUPT:
+        raise SystemExit(Outcome.INTERRUPTED.exit_status)
+    if isinstance(changes, Cut):
+        raise ReviewError(f"git could not say within {deadline_s:g} s what has changed")
+    return changes
 
 
 async def review_and_exit(
@@ -153,7 +173,7 @@ async def review_and_exit(
 
     def blocked() -> int:
         episode.run.cut(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        return status(episode.so_far())
+        return status(episode.give_up())
 
     arm_watchdog(values["--deadline"], blocked, last_words)
     end_process(status(await episode.execute()), last_words)
@@ -178,7 +198,8 @@ def main() -> NoReturn:
         clean_logs(secrets)
         limits = Limits(model_timeout_s=values["--model-timeout"])
         model = reviewer(values["--model"], limits, os.environ)
-        changes = asyncio.run(changes_of(Path(values["--repo"]), values["--base"], staged=typed.staged))
+        where, until = Path(values["--repo"]), values["--deadline"]
+        changes = asyncio.run(changes_of(where, values["--base"], staged=typed.staged, deadline_s=until))
         recording = None
         if values["--evidence"]:
             recording = Recording(

@@ -30,7 +30,7 @@ from command_line import parse
 from conftest import ROOT, OnVirtualClock, run_graph
 from evidence import folder as folder_module
 from evidence.folder import RunFolder
-from evidence.verify import document, verify
+from evidence.verify import HOST_ENDS, document, verify
 from fault_cases import BOUND_S, SECRET, Fault, Gate, Tools, provider
 from graph import ask, ask_and_exit, build_graph
 from models.factory import build_model
@@ -174,7 +174,8 @@ def test_the_real_graph_leaves_evidence_that_holds(
 
 
 def test_every_outcome_of_a_run_was_recorded() -> None:
-    assert {outcome for outcome, _model, _how in CONVERSATIONS} == set(Outcome)
+    reviewers = {outcome for outcome in Outcome if outcome.value in HOST_ENDS}  # which test_review.py has
+    assert {outcome for outcome, _model, _how in CONVERSATIONS} == set(Outcome) - reviewers
 
 
 async def let_go(late: "asyncio.Queue[Event]", count: int, tasks: set[asyncio.Task[Any]]) -> None:

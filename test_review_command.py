@@ -226,10 +226,11 @@ def test_a_wedged_search_cannot_outlive_the_deadline(repo: Repo, wedged: dict[st
 
 def test_a_draft_that_holds_no_findings_is_shown_with_the_reason(repo: Repo) -> None:
     repo.write("a.py", "x = 2\n")
-    done = repo.review("--quiet", TASK, model=repo.scripted(asks(read()), says("Looks good.")))
+    done = repo.review("--quiet", TASK, model=repo.scripted(asks(read()), says("Looks good.\ncoverage: complete")))
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[1]) == (4, "findings: none that can be gone by (native_incomplete=malformed)")
-    assert lines[lines.index("the draft:") + 1] == "Looks good."
+    at = lines.index("the draft:")
+    assert lines[at + 1 : at + 3] == ["  | Looks good.", "  | coverage: complete"]
 
 
 def test_evidence_is_a_sealed_folder_with_the_custody_in_it(repo: Repo) -> None:
@@ -295,7 +296,14 @@ def test_hostile_names_and_contents_reach_no_terminal(form: list[str], repo: Rep
 
 def test_a_hostile_draft_reaches_no_terminal(repo: Repo) -> None:
     done = repo.review(TASK, model=repo.scripted(says(f"No {ESCAPES} findings.")))
-    assert (done.returncode, "\nNo  findings.\n" in done.stdout) == (4, True)
+    assert (done.returncode, "\n  | No  findings.\n" in done.stdout) == (4, True)
+
+
+def test_a_git_that_waits_for_a_pipe_is_left_at_the_deadline(repo: Repo) -> None:
+    os.mkfifo(repo.path / ".gitignore")
+    done = repo.review("--deadline", "1", TASK)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "review.py: git could not say within 1 s what has changed\n"
 
 
 def test_a_name_that_looks_like_an_entry_of_the_list_hides_nothing(repo: Repo) -> None:

@@ -33,6 +33,7 @@ READER_S = 60.0
 
 _LONGEST_ALARM_S = 1e8
 _ending = threading.Lock()
+_pressed = threading.Event()
 
 
 def end_process(status: int, last_words: Callable[[], None] | None = None) -> NoReturn:
@@ -123,13 +124,26 @@ def _set_alarm(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_ALARM_S))
 
 
+def keep_interrupt() -> None:
+    """Let a Ctrl-C wait for `on_interrupt`, from before there is something that has to be ended in order."""
+    _pressed.clear()
+    _handle_interrupt(_pressed.set, pressed=False)
+
+
 def on_interrupt(interrupt: asyncio.Event) -> None:
     """Let Ctrl-C set `interrupt` in the running loop, and a second one end the process at once.
 
     A Python-level handler instead of `loop.add_signal_handler`: that one is only called by a loop that still turns.
     """
     loop = asyncio.get_running_loop()
-    interrupted = False
+    _handle_interrupt(lambda: loop.call_soon_threadsafe(interrupt.set), pressed=_pressed.is_set())
+    if _pressed.is_set():
+        _pressed.clear()
+        interrupt.set()
+
+
+def _handle_interrupt(tell: Callable[[], object], *, pressed: bool) -> None:
+    interrupted = pressed
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         nonlocal interrupted
@@ -138,6 +152,6 @@ def on_interrupt(interrupt: asyncio.Event) -> None:
                 os.write(sys.stderr.fileno(), b"\n")  # off the live line
             os._exit(Outcome.INTERRUPTED.exit_status)
         interrupted = True
-        loop.call_soon_threadsafe(interrupt.set)
+        tell()
 
     signal.signal(signal.SIGINT, handle)

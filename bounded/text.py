@@ -34,6 +34,7 @@ _SEQUENCE = re.compile(
 _CONTROL = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0000-\U000e007f]"
 )
+_TRACELESS = re.compile(rf"(?!\x85){_CONTROL.pattern}")  # of a line break cleaning leaves one
 _BREAK = re.compile(r"\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _PLAIN = re.compile(r"[\t\n -~]*")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
@@ -122,8 +123,24 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
     return mask(text, secrets)
 
 
+def visible(text: str) -> str:
+    """`text` with each character that `clean` takes out without a trace shown by its number: `<U+202E>`."""
+    return text if _PLAIN.fullmatch(text) else _TRACELESS.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
+
+
 def mask(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` with known secret values, key shapes and values in a secret's place masked; the longest secret first."""
+    """`text` with known secret values, key shapes and values in a secret's place masked; the longest secret first.
+
+    Until nothing changes any more: a mask may make another pattern fit, and what is masked twice must stay the same.
+    """
+    for _ in range(4):
+        before, text = text, _mask_once(text, secrets)
+        if text == before:
+            break
+    return text
+
+
+def _mask_once(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     lower = text.lower()

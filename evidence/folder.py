@@ -23,7 +23,7 @@ from bounded.limits import Limits
 from bounded.outcomes import SourceGap
 from bounded.receipts import Receipt
 from bounded.run import Event, Observer
-from bounded.text import fit, repr_of
+from bounded.text import digest, fit, repr_of
 from evidence.accounting import accounting, price_of
 from evidence.verify import MANIFEST, NO_EVENT, SCHEMA_VERSION, canonical, document, manifest, outcome_review, sha256
 
@@ -60,6 +60,7 @@ class RunFolder:
         self._first: Mapping[str, Any] | None = None
         self._last: Mapping[str, Any] = {}
         self._fault = ""
+        self._writer: int | None = None
         self.path = _new_folder(parent, f"{_iso(self._wall).translate(_NO_MARKS)}-{kind}")
         self._log: int | None = os.open(self.path / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         about = {"kind": kind, "schema_version": SCHEMA_VERSION, "model": model, "endpoint": endpoint}
@@ -70,7 +71,7 @@ class RunFolder:
     def record(self, kind: str, run: str | None = None, /, **facts: object) -> None:
         """Append an event. It never raises: what cannot be written keeps the folder from being sealed."""
         with self._lock:
-            if self._log is None or self._fault:
+            if self._log is None or self._fault or self._writer not in (None, threading.get_ident()):
                 return
             elapsed_s = time.monotonic() - self._began
             event = {
@@ -87,6 +88,11 @@ class RunFolder:
             except OSError as exc:
                 self._fault = f"{EVENTS}: {exc.strerror}"
             self._first, self._last = self._first or event, event
+
+    def hold(self) -> None:
+        """From here on only the calling thread records: what others still do is no part of the record any more."""
+        with self._lock:
+            self._writer = threading.get_ident()
 
     def observer(self, run: str, *, limits: Limits, deadline_s: float | None, **facts: object) -> Observer:
         """Record that a run starts; what comes back records each of its events."""
@@ -123,6 +129,7 @@ class RunFolder:
         Raises:
             Unsealed: something could not be written; the folder stays unsealed.
         """
+        self.hold()
         self.record("record_ended", outcome=outcome)
         with self._lock:
             log, self._log = self._log, None
@@ -167,7 +174,7 @@ def recordable(value: object, secrets: Collection[str] = (), depth: int = 0) -> 
         return value
     if isinstance(value, str):
         return fit(value, MAX_STRING, secrets)
-    if isinstance(value, int) and abs(value) < 2**63:
+    if isinstance(value, int) and abs(value) < 10**300:
         return int(value)
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
@@ -176,8 +183,13 @@ def recordable(value: object, secrets: Collection[str] = (), depth: int = 0) -> 
             value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if isinstance(value, Mapping):
             named = {key if isinstance(key, str) else repr_of(key): item for key, item in value.items()}
-            safe = {fit(name, _MAX_REPR, secrets): recordable(item, secrets, depth + 1) for name, item in named.items()}
-            if len(safe) == len(value):  # else two keys have become one, as 1 and "1" would
+            safe: dict[str, Any] = {}
+            # A key that stays as it is keeps its name; one that becomes another's gets a name of its own.
+            for name in sorted(named, key=lambda name: fit(name, _MAX_REPR, secrets) != name):
+                shown = fit(name, _MAX_REPR, secrets)
+                shown = f"{shown} ({digest(name)[:8]})" if shown in safe else shown
+                safe[shown] = recordable(named[name], secrets, depth + 1)
+            if len(safe) == len(value):  # else two keys are one, as 1 and "1" would be
                 return safe
         if isinstance(value, frozenset):
             return sorted(fit(str(item), _MAX_REPR, secrets) for item in value)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
 from bounded.text import fit, holds_secret
 from evidence.folder import RunFolder, recordable
@@ -27,11 +28,14 @@ _WHOLE = re.compile(r"\A(--[\w-]+=|scripted:)?(?:/|~/|[A-Za-z]:[\\/]).*\Z", re.D
 _FILE_URL = re.compile(r"file:/+[^\s\"']+", re.IGNORECASE)
 
 
-def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: object) -> None:
+def record_provenance(
+    folder: RunFolder, arguments: Sequence[str], *, copies: Literal["all", "none"] = "all", **facts: object
+) -> None:
     """Write `provenance.json`, and where the tree is not as committed a copy of each changed source.
 
     Args:
         arguments: the command line; absolute paths become `<path>`.
+        copies: "none" where no secret has been read, so that none could be found in a source.
         facts: about the model and the way to it; their text is made public in the same way.
 
     Raises:
@@ -57,7 +61,7 @@ def record_provenance(folder: RunFolder, arguments: Sequence[str], **facts: obje
     }
     folder.write("provenance.json", document(recordable(about)))
     for name in changed:
-        if name in contents and name not in with_secrets:
+        if copies == "all" and name in contents and name not in with_secrets:
             folder.write(f"sources/{name}", contents[name])
 
 

@@ -59,7 +59,7 @@ def committed(tree: Path) -> Path:
     return tree
 
 
-def record(parent: Path, *arguments: str, **facts: object) -> Path:
+def record(parent: Path, *arguments: str, **facts: Any) -> Path:
     secrets = frozenset({SECRET})
     folder = RunFolder(parent / "runs", "question", model="offline", endpoint="in_process", secrets=secrets)
     record_provenance(folder, ["graph.py", *arguments], **facts)

@@ -300,6 +300,10 @@ def run_cut(by: str) -> dict[str, Any]:
     return {"kind": "run_cut", "facts": {"by": by}}
 
 
+def run_ended(outcome: str) -> dict[str, Any]:
+    return {"kind": "run_ended", "facts": {"outcome": outcome}}
+
+
 def host_ended(outcome: str) -> dict[str, Any]:
     return {"kind": "host_ended", "facts": {"outcome": outcome}}
 
@@ -338,6 +342,8 @@ ENDINGS: list[tuple[Outcome | None, list[dict[str, Any]]]] = [
         [started(asks_again=True), ended(), ended(2), host_ended("round_without_progress")],
     ),
     (Outcome.ANSWERED, [started(asks_again=True), ended(), ended(2, text_chars=1)]),
+    (Outcome.STEP_LIMIT, [started(asks_again=True, max_steps=1), ended(), run_ended("step_limit")]),
+    (Outcome.TRANSCRIPT_BOUND, [started(asks_again=True, max_steps=1), ended(), host_ended("transcript_bound")]),
     (Outcome.TRANSCRIPT_BOUND, [started(), ended(1, "a"), host_ended("transcript_bound")]),
     (Outcome.BOUND_BELOW_FIRST_SEND, [started(), host_ended("bound_below_first_send")]),
     (Outcome.REGISTRY_UNAVAILABLE, [started(), host_ended("registry_unavailable")]),

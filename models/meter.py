@@ -7,6 +7,8 @@ from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
+from bounded.text import safe_name
+
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import BaseMessage
@@ -155,6 +157,9 @@ async def count_tokens(name: str, model: "BaseChatModel", messages: Sequence["Ba
 
 
 async def _decoded(reply: Any) -> bytes:
+    coding = reply.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity", "gzip", "deflate"):  # others, and one in another, make gigabytes of a piece
+        raise BodyTooLarge(f"a reply encoded as {safe_name(coding)}: its size cannot be bounded")
     body = bytearray()
     async with aclosing(reply.aiter_bytes()) as pieces:  # the library's own decoders, which it has announced
         async for piece in pieces:

@@ -22,8 +22,8 @@ _HEADER = re.compile(r".+, lines (\d+)-(\d+) of (\d+)")
 _NUMBERED = re.compile(r"^(\d+)\| (.*)$", re.MULTILINE)
 _CONFLICT = re.compile(r"(?:<{7}|>{7}|\|{7})(?: |$)")
 _BETWEEN = "=" * 7  # alone it may underline a heading
-# Where the tool shows a line otherwise than it stands: masked, with a line break in it, cut.
-_ALTERED = re.compile(re.escape(MASK) + r"|␤|\[\.\.\. .* characters cut here \.\.\.\]$", re.M)
+# Where the tool shows a line otherwise than it stands: masked, with a line break or a control character in it, cut.
+_ALTERED = re.compile(re.escape(MASK) + r"|␤|<U\+[0-9A-F]{4,6}>|\[\.\.\. .* characters cut here \.\.\.\]$", re.M)
 _LEFTOVER = re.compile(r"\s*(?:breakpoint\(\)|import i?pdb\b|i?pdb\.set_trace\(\)|debugger;?\s*$|binding\.pry\b)")
 # Masked inside a literal: an expression that follows `token =` is masked as well, and is none.
 _SECRET = re.compile(rf"[\"'`][^\"'`]{{0,200}}{re.escape(MASK)}")

@@ -215,6 +215,7 @@ def _environment(root: Path, settings: Mapping[str, str]) -> dict[str, str]:
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",  # or one in the checkout could stand for the commit that is compared with
         "GIT_OPTIONAL_LOCKS": "0",
         "GIT_TERMINAL_PROMPT": "0",
         "NO_HOOKS": os.devnull,

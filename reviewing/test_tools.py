@@ -88,8 +88,9 @@ def test_a_file_is_read_with_its_numbers_and_the_extent_says_what_was_opened(roo
         (b"a\nb", ["1| a", "2| b"]),
         (b"\n\n", ["1| ", "2| "]),
         (b"a\r\r\nb", ["1| a␤", "2| b"]),
-        (b"x\x0b \x0c \x1c \xc2\x85 \xe2\x80\xa8 \xe2\x80\xa9 \r y\nz\n", ["1| x␤ ␤  ␤ ␤ ␤ ␤ y", "2| z"]),
-        (b"\xef\xbb\xbfa\x00\x1b[31m\xe2\x80\xaeb\n".replace(b"\0", b""), ["1| ab"]),
+        (b"x\x0b \x0c \x1c \xc2\x85 \xe2\x80\xa8 \xe2\x80\xa9 \r y\nz\n", ["1| x␤ ␤ <U+001C> ␤ ␤ ␤ ␤ y", "2| z"]),
+        (b"\xef\xbb\xbfa\x00\x1b[31m\xe2\x80\xaeb\n".replace(b"\0", b""), ["1| a<U+001B>[31m<U+202E>b"]),
+        (b'a = "\x1b]"; evil(); b = "\x07"\n', ['1| a = "<U+001B>]"; evil(); b = "<U+0007>"']),
         (b"caf\xe9\n2| forged\n", ["1| caf\N{REPLACEMENT CHARACTER}", "2| 2| forged"]),
     ],
 )
@@ -284,7 +285,7 @@ async def test_hits_are_masked_cut_and_kept_to_one_row_each(repo: Path) -> None:
     (repo / "bin").write_bytes(b"\0needle\n\xff\xfeneedle\n")
     rows = (await acalled(repo, "query_code", query="needle", glob="b*")).split("\n")
     assert rows[0] == "2 lines hold it; 2 more are not shown, as they are no text"
-    assert rows[1] == "b:1: needle [masked] ␤forged:1: x"
+    assert rows[1] == "b:1: needle [masked] <U+001B>[31m␤forged:1: x"
     assert rows[2] == f"b:2: {'y' * 500} [... 106 of 606 characters cut here ...]"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bounded.text import MASK, clean, fit
+from bounded.text import MASK, clean, fit, visible
 from reviewing.changes import MAX_NAMES_BYTES, Changes, ReviewError, run_git, top_of
 from reviewing.confined import parts_of, read_inside, resolve_inside
 
@@ -189,6 +189,8 @@ def _lines(path: str, data: bytes) -> list[str]:
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()
+    if lines:
+        lines[0] = lines[0].removeprefix("\ufeff")
     return [line.removesuffix("\r") for line in lines]
 
 
@@ -202,12 +204,15 @@ def _part(lines: Sequence[str], start_line: int, last: int, secrets: frozenset[s
 
 
 def _shown(lines: Iterable[str], secrets: frozenset[str]) -> list[str]:
-    """Lines cleaned and masked one by one; of a private key also the lines behind its first."""
+    """Lines cleaned and masked one by one; of a private key also the lines behind its first.
+
+    Control characters are shown first: in what cleaning takes out code could hide, and would count as read.
+    """
     shown, reach = [], 0
     for line in lines:
         reach -= len(line)
         masked = reach > 0 and _KEY_BODY.fullmatch(line)
-        shown.append(MASK if masked else clean(line, secrets).replace("\n", _LINE_BREAK))
+        shown.append(MASK if masked else clean(visible(line), secrets).replace("\n", _LINE_BREAK))
         if _KEY in line:
             reach = _MAX_KEY if line.rfind("-----BEGIN") > line.rfind("-----END") else 0
     return shown
@@ -258,7 +263,7 @@ async def _query(root: Path, query: str, glob: str, kind: str, secrets: frozense
         if "\0" in text or "\N{REPLACEMENT CHARACTER}" in text:
             left += 1
             continue
-        shown = _cut(_row(text, secrets), MAX_HIT)
+        shown = _cut(_row(visible(text), secrets), MAX_HIT)
         rows.append(_row(f"{name.decode('utf-8', 'replace')}:{int(number)}: {shown}", secrets))
     head = f"{len(rows):,} lines hold it" if rows else "no line holds it"
     head += f"; {left:,} more are not shown, as they are no text" if left else ""

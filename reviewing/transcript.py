@@ -34,7 +34,12 @@ class Transcript:
         """Characters of a send of these messages."""
         from langchain_core.messages import convert_to_openai_messages
 
-        return len(_serialised({"messages": convert_to_openai_messages(list(messages)), "tools": self._tools}))
+        sent = {"messages": convert_to_openai_messages(list(messages)), "tools": self._tools}
+        # What a provider gets back of its own: thinking, and signatures.
+        own = [message.additional_kwargs for message in messages if message.additional_kwargs]
+        blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
+        own += [block["extras"] for block in blocks if isinstance(block, dict) and block.get("extras")]
+        return len(_serialised(sent)) + (len(_serialised(own)) if own else 0)
 
 
 def fitted(text: str, room: int) -> str:
@@ -57,4 +62,4 @@ def serialised_chars(text: str) -> int:
 
 
 def _serialised(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
