@@ -227,7 +227,11 @@ async def ask_and_exit(
     observer = None
     if recording is not None:
         observer = recording.observer("question", options.question, limits, deadline_s=options.deadline_s)
-    run = Run(model=options.model, secrets=secrets, observe=to_all(observer, progress))
+    run = Run(
+        model=options.model if recording is None else recording.model,
+        secrets=secrets,
+        observe=to_all(observer, progress),
+    )
 
     last: Answer | None = None
 
@@ -301,8 +305,6 @@ def main() -> NoReturn:
     """The command line; ends the process."""
     import os
 
-    from bounded.exit import run_to_exit
-    from bounded.text import secret_values
     from command_line import UsageError, parse
     from models.factory import SetUpMissing
     from terminal import complain, not_installed, set_up
@@ -310,6 +312,9 @@ def main() -> NoReturn:
     set_up()
     try:
         options = parse(sys.argv[1:], os.environ)
+        from bounded.exit import run_to_exit  # only now: `--help` has no use for asyncio
+        from bounded.text import secret_values
+
         secrets = secret_values(os.environ)
         work = _work(options, os.environ, secrets)
     except (UsageError, SetUpMissing) as exc:

@@ -117,9 +117,11 @@ async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recordin
     progress = Progress(sys.stderr)
     run = Run(model=plan.model, secrets=secrets, observe=to_all(observer, progress))
 
+    last: Answer | None = None
+
     def last_words() -> None:
         progress.close()
-        answer = run.answer()
+        answer = last or run.answer()
         try:
             print(f"probe: {verdict(answer, probed.count)}")
             show(answer)
@@ -129,8 +131,11 @@ async def probe_and_exit(plan: Plan, model: "BaseChatModel", recording: Recordin
             recording.close(verdict(answer, probed.count))
 
     def blocked() -> int:
+        nonlocal last
+        recording.folder.hold()  # the loop may come free at any moment
         run.cut(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        return STATUS[verdict(run.answer(), probed.count)]
+        last = run.answer()
+        return STATUS[verdict(last, probed.count)]
 
     arm_watchdog(plan.deadline_s, blocked, last_words)
     answer = await ask(graph, plan.question, deadline_s=plan.deadline_s, run=run, interrupt=interrupt)
