@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 MAX_WHY = 600
+BUSY_S = 0.1  # for each run, where very many at once are busy for longer than each of them may be
 EPILOG = """\
 exit status: 0 every scenario was run, however it ended; 1 one of them could not be, or an output not be written; 2 bad
 arguments or missing set-up; 130 interrupted: the evidence is sealed as that, and the file of --out left as it was."""
@@ -217,20 +218,20 @@ def finish(batch: Batch) -> None:
     outcome, record = batch.final or (batch.outcome, saved(batch))
     if outcome == "interrupted":
         folder.record("interrupted")
-    try:
-        print(summary(record))
-        if plan.old is not None:
-            print(f"\n{changes(plan.old, record)}")
-        sys.stdout.flush()
-    finally:  # a reader that left early takes nothing from what was run
+    try:  # first: who reads what is printed may be stuck
+        folder.write("runs.json", document(record))
+        folder.write("timeline.html", timeline(folder.events()).encode())
+        if outcome != "interrupted":
+            write_whole(plan.out, document(record))
+        sys.stderr.write(
+            f"interrupted: {plan.out} is left as it was\n" if outcome == "interrupted" else f"saved: {plan.out}\n"
+        )
+    finally:
         try:
-            folder.write("runs.json", document(record))
-            folder.write("timeline.html", timeline(folder.events()).encode())
-            if outcome == "interrupted":
-                sys.stderr.write(f"interrupted: {plan.out} is left as it was\n")
-            else:
-                write_whole(plan.out, document(record))
-                sys.stderr.write(f"saved: {plan.out}\n")
+            print(summary(record))
+            if plan.old is not None:
+                print(f"\n{changes(plan.old, record)}")
+            sys.stdout.flush()
         finally:
             batch.recording.close(outcome)
 
@@ -254,7 +255,7 @@ async def record_and_exit(plan: BatchPlan, recording: Recording, secrets: frozen
 
     # No run takes longer than its deadline, but for the moment in which it ends, and a derived one waits for another.
     longest = max(scenario.deadline_s for scenario in plan.scenarios) + 1
-    arm_watchdog(2 * longest * math.ceil(plan.planned / plan.jobs), blocked, last_words)
+    arm_watchdog(2 * longest * math.ceil(plan.planned / plan.jobs) + BUSY_S * plan.planned, blocked, last_words)
     await asyncio.gather(*(batch.work() for _ in range(min(plan.jobs, plan.planned))))
     end_process(batch.exit_status, last_words)
 
