@@ -190,7 +190,7 @@ def main() -> NoReturn:
     try:
         typed = parser.parse_args()
         values = flag_values(SHARED, typed, os.environ) | flag_values(OWN, typed, {})
-        if not typed.task:
+        if not " ".join(typed.task).strip():
             raise UsageError('say what to look for; for example: python review.py --repo . "descriptors that leak"')
         if typed.staged and values["--base"]:
             raise UsageError("--staged and --base: one of them")
