@@ -22,8 +22,8 @@ Manifest = Mapping[str, int | None]
 def manifest_of(root: Path, changes: Changes) -> dict[str, int | None]:
     """How many lines of each changed file there are to read, as the files stand now.
 
-    None where there are no lines: a file that is gone, a link, a repository in the repository. A binary or a huge
-    file has lines, those of its first `MAX_FILE_BYTES`, though no tool shows them.
+    None where there are no lines: a file that is gone. What no tool shows has lines all the same, and stays unread: a
+    binary or a huge file those of its first `MAX_FILE_BYTES`, a link or a repository in the repository one.
     """
     top = root.resolve()
     return {path: _lines_to_read(top, path) for path in changes.files}
@@ -153,8 +153,8 @@ def _lines_to_read(root: Path, path: str) -> int | None:
         with open_inside(root, PurePosixPath(path).parts) as file:
             data = file.read(MAX_FILE_BYTES)
     except ReviewError:
-        return None
+        return 1
     except OSError as exc:
-        # Nothing behind a link belongs to this repository; of what only cannot be read a line stays unread.
-        return None if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) else 1
+        # Gone is gone; of what cannot be read, a link or a repository in the repository as well, a line stays unread.
+        return None if exc.errno in (errno.ENOENT, errno.ENOTDIR) else 1
     return data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
