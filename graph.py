@@ -139,7 +139,7 @@ def build_graph(
             run.cut_model_call("was ended by its timeout")
             run.end(Outcome.MODEL_TIMEOUT, f"the model did not answer within {error.error.timeout:g} s")
         elif isinstance(error.error, ModelFailed):
-            run.cut_model_call("failed")
+            run.cut_model_call("failed", failure=error.error.kind)
             run.end(Outcome.MODEL_ERROR, str(error.error))
         else:
             raise error.error  # a bug of ours

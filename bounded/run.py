@@ -135,13 +135,13 @@ class Run:
         self.usage.record(usage)
         return True
 
-    def cut_model_call(self, fate: str) -> None:
+    def cut_model_call(self, fate: str, **facts: object) -> None:
         """A model call that is still open brought no reply: what it spent at the provider is unknown from here on.
 
-        `fate` is what became of it: "failed", "was cut off with the run".
+        `fate` is what became of it: "failed", "was cut off with the run"; `facts` go into the event besides.
         """
         if self._open_call:
-            self.emit("model_call_cut", call=self._open_call, fate=fate)
+            self.emit("model_call_cut", call=self._open_call, fate=fate, **facts)
             self._open_call = 0
             self.usage.lose(f"a model call {fate}: what it spent was not reported")
 

@@ -22,6 +22,8 @@ from reviewing.transcript import MIN_ROOM, Transcript, fitted, serialised_chars
 STORE_FAILED = "custody_store_failed"
 NOTICE = "Little room is left in this conversation. Stop reading, and give your findings now."
 AGAIN = "Your reply held neither text nor a call. Go on, or give your findings."
+# Kinds of a failed model call whose send reached nobody.
+NEVER_LEFT = ("unreachable", "refused")
 CUT_SHORT = ("length", "max_tokens")
 _ASKED = ("path", "query", "pattern")
 # Kept free for the answer to each call, should it be a refusal; with MIN_ROOM also for an error.
@@ -109,11 +111,11 @@ class ReviewHost(Host):
         return Delivery(text=text, more=more)
 
     def observe(self, event: Event) -> None:
-        """What was delivered is known when a send really leaves; what is loose, when a call is abandoned."""
-        if event.kind == "model_call_started":
+        """What was delivered is known when a send has really left; what is loose, when a call is abandoned."""
+        if event.kind in ("model_call_ended", "model_call_cut") and event.facts.get("failure") not in NEVER_LEFT:
             self.rounds += 1
             self._mark_delivered()
-        elif event.kind == "model_call_ended":
+        if event.kind == "model_call_ended":
             self.cut_short = event.facts["finish_reason"] in CUT_SHORT
             self._nothing = 0 if event.facts["proposed"] else self._nothing
             for requested in self.run.receipts.all():

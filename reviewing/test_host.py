@@ -302,6 +302,7 @@ def delivered(episode: Episode, given_text: tuple[str, Extent], *, used: int) ->
         delivery = host.deliver(run, receipt, ToolMessage(text, artifact=extent, tool_call_id=call["id"], name="read"))
         run.receipts.update(receipt, outcome=CallOutcome.EXECUTED, more={**receipt.more, **delivery.more})
     run.start_model_call()
+    run.emit("model_call_ended", call=2, finish_reason="stop", proposed=[])
     return episode.receipts()[1]
 
 
@@ -366,3 +367,10 @@ async def test_a_last_reply_that_was_cut_at_its_own_limit_is_known(tmp_path: Pat
 
 def test_the_least_room_is_256_characters() -> None:
     assert MIN_ROOM == 256
+
+
+def test_a_send_that_reached_nobody_delivers_nothing(tmp_path: Path) -> None:
+    for failure, rounds in (("unreachable", 0), ("refused", 0), ("server_error", 1), (None, 1)):
+        episode = Episode(tmp_path)
+        episode.run.emit("model_call_cut", call=1, fate="failed", failure=failure)
+        assert (failure, episode.host.rounds) == (failure, rounds)
