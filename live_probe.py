@@ -27,7 +27,7 @@ from bounded.text import secret_values
 from bounded.timeouts import ToolTimeouts
 from command_line import KEEPING, Flag, UsageError, flag_values, keeping_parser
 from evidence.capture import pseudo_terminal, tee
-from evidence.verify import TARGET
+from evidence.rederive import TARGET
 from graph import ask, build_graph
 from models.factory import SetUpMissing, build_model, endpoint
 from models.meter import NOT_AVAILABLE, Levers, Meter, count_tokens, lacking, levers_of

@@ -30,7 +30,8 @@ from command_line import parse
 from conftest import ROOT, OnVirtualClock, run_graph
 from evidence import folder as folder_module
 from evidence.folder import RunFolder
-from evidence.verify import HOST_ENDS, document, verify
+from evidence.rederive import HOST_ENDS
+from evidence.verify import document, verify
 from fault_cases import BOUND_S, SECRET, Fault, Gate, Tools, provider
 from graph import ask, ask_and_exit, build_graph
 from models.factory import build_model

@@ -392,29 +392,22 @@ def test_a_reader_that_leaves_early_gets_no_traceback(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_file_is_all_that_a_check_needs(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "evidence" / "verify.py", tmp_path / "alone.py")
+@pytest.mark.parametrize("command", [["verify.py"], ["-m", "evidence.verify"]], ids=" ".join)
+def test_a_check_needs_two_files_and_the_standard_library(folder: Path, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "evidence").mkdir()
+    for name in ("verify.py", "evidence/verify.py", "evidence/rederive.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
 
-    def alone() -> tuple[int, str, str]:
-        command = [sys.executable, "-I", "-S", "alone.py", str(folder)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    def check() -> tuple[int, str, str]:
+        whole = [sys.executable, "-S", "-E", *command, str(folder)]
+        done = subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
         return done.returncode, done.stdout, done.stderr
 
-    assert alone() == (0, f"{folder} holds\n", "")
+    assert check() == (0, f"{folder} holds\n", "")
     (folder / "stdout.txt").write_bytes(b"outcome: paused\n")
-    assert alone() == (
+    assert check() == (
         1,
         f"{folder}/stdout.txt: its digest is not the one in the manifest\n"
         f"{folder}/manifest.json: differs from the one that the folder gives\n",
         "",
     )
-
-
-@pytest.mark.slow
-def test_it_is_checked_with_the_standard_library_alone(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "evidence").mkdir()
-    shutil.copy(ROOT / "verify.py", tmp_path)
-    shutil.copy(ROOT / "evidence" / "verify.py", tmp_path / "evidence")
-    command = [sys.executable, "-S", "-E", "verify.py", str(folder)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder} holds\n", "")

@@ -25,7 +25,8 @@ from bounded.receipts import Receipt
 from bounded.run import Event, Observer
 from bounded.text import digest, fit, repr_of
 from evidence.accounting import accounting, price_of
-from evidence.verify import MANIFEST, NO_EVENT, SCHEMA_VERSION, canonical, document, manifest, outcome_review, sha256
+from evidence.rederive import SCHEMA_VERSION, outcome_review
+from evidence.verify import MANIFEST, NO_EVENT, canonical, document, manifest, sha256
 
 EVENTS = "events.jsonl"
 MAX_STRING = 100_000
