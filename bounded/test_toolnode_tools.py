@@ -57,7 +57,7 @@ class AsyncOnly(BaseTool):
     description: str = "A tool without a sync body."
 
     def _run(self, text: str) -> str:
-        raise NotImplementedError
+        raise AssertionError("the sync body ran, although there is an async one")
 
     async def _arun(self, text: str, run_manager: AsyncCallbackManagerForToolRun | None = None) -> str:
         assert run_manager is not None
