@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import authorisation
 from authorisation import Plan, Refused, authorise
-from bounded.exit import arm_watchdog, end_process, on_interrupt, run_to_exit
+from bounded.exit import arm_last_resorts, arm_watchdog, end_process, on_interrupt, run_to_exit
 from bounded.limits import Limits
 from bounded.outcomes import Outcome
 from bounded.run import Answer, Run, to_all
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage
 
 RUN = "probe"
+START_UP_S = 30.0  # what loading a provider's SDK may take, on a slow disk
 EPILOG = """\
 exit status: 0 the target was seen; 4 it was not, or the probe stopped before its one generation; 2 bad arguments or
 set-up, or not authorised; 130 interrupted. What happened is sealed in a run folder, a refusal by the guard included."""
@@ -166,6 +168,7 @@ def main() -> NoReturn:
     except UsageError as exc:
         sys.exit(complain("live_probe.py", str(exc)))
     recording.folder.record("plan", **asdict(plan), plan_sha256=plan.digest)
+    arm_last_resorts(authorisation.GUARD_S + START_UP_S)  # the guard is foreign code, and may hold the interpreter
     signal.signal(signal.SIGINT, signal.default_int_handler)  # until the probe has its own: there is a folder to seal
     try:
         spend = authorise(values["--guard"], plan)

@@ -19,6 +19,7 @@ from conftest import ROOT
 SECRET = f"fake-secret-{secrets.token_hex(8)}"
 GUARDS = f"""\
 import asyncio
+import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -27,6 +28,10 @@ from types import SimpleNamespace
 from authorisation import LONGEST, Authorisation, Plan, Refused
 
 SECRET = {SECRET!r}
+
+
+async def backtrack(plan):
+    re.match(r"(a+)+$", "a" * 40 + "b")  # holds the interpreter: no Python thread runs meanwhile
 
 
 def until(plan, moment):

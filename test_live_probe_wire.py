@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evidence.verify import verify
 from models import conftest as wires
 from models.conftest import Ending, Loopback, Reply, as_json
 from models.test_gemini import HELLO, said
@@ -218,3 +219,16 @@ async def test_an_interrupt_while_the_guard_thinks_is_sealed(loopback: Loopback,
     probed = await probe(tmp_path, "--guard", "guards:waits", meanwhile=when_it_says(b"the guard is asked"))
     assert probed.came_to == (130, "interrupted")
     assert loopback.requests == []
+
+
+def test_a_guard_that_holds_the_interpreter_does_not_hold_the_process(tmp_path: Path) -> None:
+    bounds = "import authorisation, live_probe; authorisation.GUARD_S = live_probe.START_UP_S = 0.3; live_probe.main()"
+    with start(tmp_path, bounds, ["--guard", "guards:backtrack", "--model", OLLAMA], {}) as child:
+        try:
+            stdout, stderr = child.communicate(timeout=20)
+        finally:
+            child.kill()
+    assert (child.returncode, stdout) == (1, b"")
+    assert b"in backtrack" in stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "not sealed" in verify(folder)[0]

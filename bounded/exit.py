@@ -86,6 +86,15 @@ def run_to_exit(work: Coroutine[Any, Any, NoReturn], secrets: frozenset[str] = f
     raise AssertionError("unreachable: the process has ended")
 
 
+def arm_last_resorts(patience_s: float) -> None:
+    """End the process after so many seconds although the interpreter lock is held, or although nothing can be written.
+
+    Arming them again, as `arm_watchdog` does, takes the place of the earlier moment.
+    """
+    faulthandler.dump_traceback_later(patience_s + FAULTHANDLER_AFTER_S, exit=True)
+    _set_alarm(patience_s + ALARM_AFTER_S)
+
+
 def arm_watchdog(deadline_s: float, give_up: Callable[[], int], last_words: Callable[[], None]) -> None:
     """End the process soon after `deadline_s`, in seconds from now, if by then nothing else has.
 
@@ -105,8 +114,7 @@ def arm_watchdog(deadline_s: float, give_up: Callable[[], int], last_words: Call
         sys.stdout.flush()  # before the stacks: writing those may block as well, with the interpreter lock held
         faulthandler.dump_traceback(all_threads=True)
 
-    faulthandler.dump_traceback_later(patience + FAULTHANDLER_AFTER_S, exit=True)
-    _set_alarm(patience + ALARM_AFTER_S)
+    arm_last_resorts(patience)
     threading.Thread(target=bite, name="watchdog", daemon=True).start()
 
 
