@@ -33,6 +33,7 @@ from episode import ROUNDS, Assignment, Request, Review, ReviewEpisode, Slot, re
 from models.factory import SetUpMissing
 from recording import Recording
 from reviewing.changes import Changes, ReviewError, changes_since, staged_changes
+from reviewing.coverage import Coverage
 from terminal import Progress, answer_dict, call_label, clean_logs, complain, fate, not_installed, set_up
 
 if TYPE_CHECKING:
@@ -200,6 +201,11 @@ def main() -> NoReturn:
         model = reviewer(values["--model"], limits, os.environ)
         where, until = Path(values["--repo"]), values["--deadline"]
         changes = asyncio.run(changes_of(where, values["--base"], staged=typed.staged, deadline_s=until))
+        if not changes.files:
+            nothing: dict[str, Any] = {"schema_version": 1, "findings": [], "coverage": Coverage({}).report()}
+            said = f"nothing has changed against {changes.against[:12]}: no one was asked"
+            print(json.dumps(nothing, indent=2) if typed.json else said)
+            sys.exit(0)
         recording = None
         if values["--evidence"]:
             recording = Recording(

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,8 +163,11 @@ def test_staged_and_base_say_which_change_is_reviewed(repo: Repo) -> None:
 
 
 def test_where_nothing_has_changed_the_empty_list_is_declared(repo: Repo) -> None:
-    done = repo.review("--quiet", TASK)
-    assert (done.returncode, "coverage: complete (declared_empty)" in done.stdout.splitlines()) == (0, True)
+    done = repo.review("--quiet", TASK, model=repo.scripted())  # which could not say a word
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"nothing has changed against [0-9a-f]{12}: no one was asked\n", done.stdout)
+    printed = json.loads(repo.review("--json", TASK).stdout)
+    assert (printed["findings"], printed["coverage"]["reason"]) == ([], "declared_empty")
 
 
 @pytest.mark.parametrize(
@@ -295,6 +299,7 @@ def test_hostile_names_and_contents_reach_no_terminal(form: list[str], repo: Rep
 
 
 def test_a_hostile_draft_reaches_no_terminal(repo: Repo) -> None:
+    repo.write("a.py", "x = 2\n")
     done = repo.review(TASK, model=repo.scripted(says(f"No {ESCAPES} findings.")))
     assert (done.returncode, "\n  | No  findings.\n" in done.stdout) == (4, True)
 
