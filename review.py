@@ -155,10 +155,12 @@ async def review_and_exit(
         interrupt=interrupt,
     )
 
+    last: Review | None = None
+
     def last_words() -> None:
         if progress is not None:
             progress.close()
-        review = episode.so_far()
+        review = last or episode.so_far()
         try:
             if typed.json:
                 print(json.dumps(as_dict(review), indent=2, allow_nan=False))
@@ -173,8 +175,12 @@ async def review_and_exit(
                 recording.close(review.answer.outcome)
 
     def blocked() -> int:
+        nonlocal last
+        if recording is not None:
+            recording.folder.hold()  # the loop may come free at any moment
         episode.run.cut(Outcome.DEADLINE, "the event loop was blocked past the deadline of the run")
-        return status(episode.give_up())
+        last = episode.give_up()
+        return status(last)
 
     arm_watchdog(values["--deadline"], blocked, last_words)
     end_process(status(await episode.execute()), last_words)
