@@ -71,8 +71,13 @@ class Loopback:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What both providers need to be set up."""
-        return {"GOOGLE_API_KEY": FAKE_KEY, "OLLAMA_HOST": self.url}
+        """What the providers need to be set up."""
+        return {
+            "GOOGLE_API_KEY": FAKE_KEY,
+            "OLLAMA_HOST": self.url,
+            "OPENAI_API_KEY": FAKE_KEY,
+            "OPENAI_BASE_URL": f"{self.url}/v1",
+        }
 
     def say(self, *replies: Reply) -> None:
         self.replies.extend(replies)

@@ -1,7 +1,8 @@
 """Chat models behind one factory: a name becomes a model. SDKs are imported only where their model is built."""
 
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -11,6 +12,12 @@ if TYPE_CHECKING:
 
 # Reported in public, not seen here: the Gemini service refuses a provider-side deadline below 10 s with a 400.
 MIN_PROVIDER_TIMEOUT_S = 10.0
+OPENAI_ADDRESS = "https://api.openai.com/v1"
+ADDRESS_ENV = {"gemini": "GOOGLE_GEMINI_BASE_URL", "openai": "OPENAI_BASE_URL", "ollama": "OLLAMA_HOST"}
+POOL = "pool"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+Provider = Literal["gemini", "openai", "ollama"]
 
 
 class SetUpMissing(Exception):
@@ -18,56 +25,24 @@ class SetUpMissing(Exception):
 
 
 def build_model(
-    name: str, *, model_timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None" = None
+    name: str,
+    *,
+    model_timeout_s: float | None,
+    environment: Mapping[str, str],
+    levers: "Levers | None" = None,
 ) -> "BaseChatModel":
-    """The chat model of that name: `offline`, `scripted:FILE`, `gemini-*`, else an Ollama tag.
+    """The chat model of that name: `offline`, `scripted:FILE`, `gemini-*`, `openai:MODEL`, else an Ollama tag.
 
     The provider's own timeout is max(`MIN_PROVIDER_TIMEOUT_S`, ours), so that ours fires first or with it; no retry
-    hides a second paid call. A probe's `levers` bring an HTTP timeout of their own.
+    hides a second paid call. A probe's `levers` bring an HTTP timeout and a bound of the output of their own.
 
     Raises:
         SetUpMissing: a key, a file or a setting is missing or wrong.
     """
-    timeout_s = None if model_timeout_s is None else max(MIN_PROVIDER_TIMEOUT_S, model_timeout_s)
-    if levers is not None:
-        timeout_s = levers.http_timeout_s
-    for kind, is_one, form in (
-        ("offline", name == "offline", "offline"),
-        ("scripted", name.startswith("scripted:"), "scripted:FILE"),
-        ("gemini", name.startswith("gemini-"), "gemini-3.8-flash"),
-    ):
-        tag = ":" in name and kind != "scripted"  # as Ollama's have it
-        if not is_one and not tag and name.lower().removeprefix("models/").startswith(kind):
-            raise SetUpMissing(f"there is no model {name!a}; did you mean {form}?")
-    try:
-        return _build(name, timeout_s, environment, levers)
-    except ModuleNotFoundError:
-        raise
-    except (ImportError, OSError) as exc:  # what a proxy's or a certificate's setting does to an HTTP client
-        raise SetUpMissing(
-            f"the client of {name} cannot be built ({type(exc).__name__}: {exc});"
-            " look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
-        ) from exc
-
-
-def endpoint(name: str, environment: Mapping[str, str]) -> str:
-    """Where that model's requests go: `in_process`, `provider` (its own), `loopback` or `overridden`."""
-    if name == "offline" or name.startswith("scripted:"):
-        return "in_process"
-    gemini = name.startswith("gemini-")
-    host = environment.get("GOOGLE_GEMINI_BASE_URL" if gemini else "OLLAMA_HOST", "").strip()
-    if gemini and not host:
-        return "provider"
-    try:
-        named = urlsplit(host if "://" in host else f"http://{host or '127.0.0.1'}").hostname
-    except ValueError:  # no address: whoever builds the model says so
-        named = None
-    return "loopback" if named in ("127.0.0.1", "localhost", "::1") else "overridden"
-
-
-def _build(
-    name: str, timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None"
-) -> "BaseChatModel":
+    if name == POOL:
+        raise SetUpMissing("a pool serves graph.py only; name one model, of those that python preflight.py finds ready")
+    if form := _meant(name):
+        raise SetUpMissing(f"there is no model {name!a}; did you mean {form}?")
     if name == "offline":
         from models.offline import OfflineTriage
 
@@ -76,10 +51,104 @@ def _build(
         from models.scripted import ScriptedModel
 
         return ScriptedModel.from_file(name.removeprefix("scripted:"))
-    if name.startswith("gemini-"):
-        from models.gemini import gemini_model
+    timeout_s = None if model_timeout_s is None else max(MIN_PROVIDER_TIMEOUT_S, model_timeout_s)
+    if levers is not None:
+        timeout_s = levers.http_timeout_s
+    return build_as(
+        _provider(name),
+        name.removeprefix("openai:"),
+        timeout_s=timeout_s,
+        environment=environment,
+        levers=levers,
+    )
 
-        return gemini_model(name, timeout_s=timeout_s, environment=environment, levers=levers)
-    from models.ollama import ollama_model
 
-    return ollama_model(name, timeout_s=timeout_s, environment=environment, levers=levers)
+def build_as(
+    provider: Provider,
+    model: str,
+    *,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+    levers: "Levers | None" = None,
+    max_output_tokens: int | None = None,
+) -> "BaseChatModel":
+    """The chat model that a provider knows by that name, whatever its name looks like; `timeout_s` is per read.
+
+    Raises:
+        SetUpMissing: a key or a setting is missing or wrong.
+    """
+    how: dict[str, Any] = {"timeout_s": timeout_s, "environment": environment, "levers": levers}
+    how["max_output_tokens"] = max_output_tokens
+    try:
+        if provider == "gemini":
+            from models.gemini import gemini_model
+
+            return gemini_model(model, **how)
+        if provider == "openai":
+            from models.openai import openai_model
+
+            return openai_model(model, **how)
+        from models.ollama import ollama_model
+
+        return ollama_model(model, **how)
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError) as exc:  # what a proxy's or a certificate's setting does to an HTTP client
+        raise SetUpMissing(
+            f"the client of {model} cannot be built ({type(exc).__name__}: {exc});"
+            " look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+        ) from exc
+
+
+def endpoint(name: str, environment: Mapping[str, str]) -> str:
+    """Where that model's requests go: `in_process`, `provider` (its own), `loopback`, `overridden`, or `pool`."""
+    if name == POOL:
+        return POOL
+    if name == "offline" or name.startswith("scripted:"):
+        return "in_process"
+    return endpoint_of(_provider(name), environment)
+
+
+def endpoint_of(provider: Provider, environment: Mapping[str, str]) -> str:
+    """The same for all models of a provider."""
+    host = environment.get(ADDRESS_ENV[provider], "").strip()
+    if provider == "openai":
+        return openai_endpoint(host or OPENAI_ADDRESS)
+    if provider == "gemini" and not host:
+        return "provider"
+    return "loopback" if _hostname(host or "127.0.0.1") in _LOOPBACK else "overridden"
+
+
+def openai_endpoint(address: str) -> str:
+    """The same for an address of OpenAI's protocol; the provider's own hosts are its regional ones as well."""
+    named = _hostname(address)
+    if named == "api.openai.com" or named.endswith(".api.openai.com"):
+        return "provider"
+    return "loopback" if named in _LOOPBACK else "overridden"
+
+
+def _provider(name: str) -> Provider:
+    return "gemini" if name.startswith("gemini-") else "openai" if name.startswith("openai:") else "ollama"
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(host if "://" in host else f"http://{host}").hostname or ""
+    except ValueError:  # no address: whoever builds the model says so
+        return ""
+
+
+def _meant(name: str) -> str | None:
+    """What a name that is no model's was probably meant to be; None where it may be one."""
+    plain = name.lower().removeprefix("models/")
+    for kind, is_one, form in (
+        ("offline", name == "offline", "offline"),
+        ("scripted", name.startswith("scripted:"), "scripted:FILE"),
+        ("gemini", name.startswith("gemini-"), "gemini-3.8-flash"),
+        ("openai", name.startswith("openai:") and name.removeprefix("openai:").strip(), "openai:MODEL"),
+        (r"gpt-\d|o\d", False, "openai:MODEL"),  # not gpt-oss, which Ollama has
+    ):
+        tag = ":" in name and kind != "scripted" and not plain.startswith("openai:")  # as Ollama's have it
+        if not is_one and not tag and re.match(kind, plain):
+            return form
+    return None

@@ -25,7 +25,7 @@ NOT_FOUND = "the provider does not have this model"
 TOO_MANY = "the provider's rate limit was reached"
 
 # (qualified class name, kind, what it means for the user); the first row that names one of a failure's ancestors holds.
-# `httpx*` is either httpx or httpx2; plain httpx is what Ollama's client uses and Gemini's does not. Ollama's client
+# `httpx*` is either httpx or httpx2; plain httpx is what Ollama's client uses and the others' do not. Ollama's client
 # says everything with one class: there the HTTP status tells more.
 FAILURES: tuple[tuple[str, str, str], ...] = (
     ("models.scripted.ScriptedFailure", "scripted", "the script made this call fail"),
@@ -48,6 +48,22 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     ("google.genai.errors.APIError", "bad_reply", UNREADABLE),
     ("google.genai.errors.UnknownApiResponseError", "bad_reply", UNREADABLE),
     ("google.genai.errors.ContinuationInterruptedError", "bad_reply", CUT_SHORT),
+    ("openai.AuthenticationError", "unauthorized", BAD_KEY),
+    ("openai.PermissionDeniedError", "unauthorized", BAD_KEY),
+    (
+        "openai.NotFoundError",
+        "not_found",
+        "there is no such model, or OPENAI_BASE_URL does not end where it should: /v1",
+    ),
+    ("openai.RateLimitError", "rate_limited", TOO_MANY),
+    ("openai.InternalServerError", "server_error", FAILED),
+    ("openai.APIStatusError", "bad_request", REFUSED),  # a redirect as well
+    ("openai.APITimeoutError", "timeout", TOO_SLOW),
+    ("openai.APIConnectionError", "unreachable", UNREACHABLE),
+    ("openai.APIResponseValidationError", "bad_reply", UNREADABLE),
+    ("openai.APIError", "server_error", FAILED),
+    ("openai.OpenAIError", "bad_reply", UNREADABLE),
+    ("models.openai.ErrorInReply", "server_error", FAILED),
     ("ollama._types.RequestError", "bad_request", "Ollama's client refused the request"),
     ("ollama._types.ResponseError:400", "bad_request", REFUSED),
     ("ollama._types.ResponseError:401", "unauthorized", BAD_KEY),

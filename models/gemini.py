@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_google_genai import ChatGoogleGenerativeAI
 from pydantic import SecretStr
 
+from models.attempts import note_status
 from models.factory import SetUpMissing
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ _OTHER_BACKENDS = ("GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_ENTERPRISE", "
 
 
 def gemini_model(
-    name: str, *, timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None" = None
+    name: str,
+    *,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+    levers: "Levers | None" = None,
+    max_output_tokens: int | None = None,
 ) -> ChatGoogleGenerativeAI:
     """A Gemini model with the key from `GOOGLE_API_KEY` only; `timeout_s` in seconds.
 
@@ -37,7 +43,8 @@ def gemini_model(
         )
     if not (key.isascii() and key.isprintable()):  # it would end in an error message, escaped past every mask
         raise SetUpMissing("GOOGLE_API_KEY holds characters that no key has; set it again: export GOOGLE_API_KEY=...")
-    client: dict[str, Any] = {"follow_redirects": False}  # the key's header would travel to wherever a redirect points
+    # The key's header would travel to wherever a redirect points.
+    client: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [note_status]}}
     if levers is not None:
         client["transport"] = levers.meter
     return ChatGoogleGenerativeAI(
@@ -46,7 +53,8 @@ def gemini_model(
         vertexai=False,
         timeout=timeout_s,
         max_retries=1 if levers is None else 1 + levers.retries,  # the first try is one of them
-        max_output_tokens=None if levers is None else levers.max_output_tokens,
+        max_output_tokens=max_output_tokens if levers is None else levers.max_output_tokens,
+        base_url=environment.get("GOOGLE_GEMINI_BASE_URL", "").strip() or None,
         thinking_level=None if levers is None else levers.thinking,
         client_args=client,  # of the SDK's two clients, both
     )

@@ -36,7 +36,7 @@ class Meter:
 
     Every attempt has a number, and retries and redirects are attempts. Each is a connection of its own, directly to the
     host: with a transport given, an HTTP client looks for no proxy. The asynchronous side sends; the synchronous one,
-    which both SDKs build as well, is refused.
+    which some SDKs build as well, is refused.
 
     A body is read to its end here, decoded once, and handed on as a body that never was encoded.
 
@@ -123,7 +123,8 @@ class Levers:
 def lacking(name: str) -> frozenset[str]:
     """Which levers the provider of the model of that name has not.
 
-    Few of the models that Ollama serves know levels of thinking, and which do takes a request of its own to learn.
+    Few of the models that Ollama or a server of OpenAI's protocol serves know levels of thinking, and which do takes a
+    request of its own to learn.
     """
     return frozenset() if name.startswith("gemini-") else frozenset({"token_count", "thinking"})
 

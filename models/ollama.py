@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from models.attempts import note_status
 from models.factory import SetUpMissing
 
 if TYPE_CHECKING:
@@ -15,7 +16,12 @@ DEFAULT_HOST = "http://127.0.0.1:11434"
 
 
 def ollama_model(
-    name: str, *, timeout_s: float | None, environment: Mapping[str, str], levers: "Levers | None" = None
+    name: str,
+    *,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+    levers: "Levers | None" = None,
+    max_output_tokens: int | None = None,
 ) -> "ChatOllama":
     """The model of that tag on the server that `OLLAMA_HOST` names, else on this machine; `timeout_s` is per read.
 
@@ -32,10 +38,10 @@ def ollama_model(
 
     # No proxy of the environment and no redirect: the conversation goes to the named host and nowhere else.
     client: dict[str, Any] = {"timeout": timeout_s, "trust_env": False, "follow_redirects": False}
+    client["event_hooks"] = {"response": [note_status]}
     if levers is not None:
-        client["transport"] = levers.meter
-    num_predict = None if levers is None else levers.max_output_tokens
-    return ChatOllama(model=name, base_url=host, temperature=0, num_predict=num_predict, client_kwargs=client)
+        client["transport"], max_output_tokens = levers.meter, levers.max_output_tokens
+    return ChatOllama(model=name, base_url=host, temperature=0, num_predict=max_output_tokens, client_kwargs=client)
 
 
 def _is_address(host: str) -> bool:

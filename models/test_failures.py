@@ -21,13 +21,15 @@ from models.factory import build_model
 from models.failures import FAILURES, ModelFailed, call_model, failed
 from models.gemini import gemini_model
 from models.ollama import ollama_model
+from models.openai import openai_model
 
-GEMINI, OLLAMA = "gemini-3.8-flash", "gemma4:e2b"
+GEMINI, OLLAMA, OPENAI = "gemini-3.8-flash", "gemma4:e2b", "openai:gpt-5.1"
 QUESTION: list[BaseMessage] = [HumanMessage("Why is CI failing on pull request 415?")]
 HTML = {"content-type": "text/html"}
 MARGIN_S = 1.0
 
-# What an SDK may let out: what these modules export. httpx2 is what google-genai speaks through where it is installed.
+# What an SDK may let out: what these modules export. httpx2 is what openai speaks through, and google-genai where it is
+# installed.
 SOURCES = [
     name
     for name in (
@@ -37,6 +39,8 @@ SOURCES = [
         "google.genai.errors",
         "langchain_core.exceptions",
         "langchain_google_genai.chat_models",
+        "langchain_openai.chat_models.base",
+        "openai._exceptions",
     )
     if importlib.util.find_spec(name.partition(".")[0]) is not None
 ]
@@ -62,11 +66,11 @@ def instance(kind: type[Exception]) -> Exception:
 
 def refusal(model: str, status: int) -> Reply:
     """The body in which each provider puts an error."""
-    said = {"code": status, "message": "boom", "status": "SAID"} if model == GEMINI else "boom"
+    said = "boom" if model == OLLAMA else {"code": status, "message": "boom", "status": "SAID"}
     return as_json({"error": said}, status=status)
 
 
-@pytest.fixture(params=[GEMINI, OLLAMA])
+@pytest.fixture(params=[GEMINI, OLLAMA, OPENAI])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -213,7 +217,7 @@ async def test_a_closed_port_is_unreachable_and_the_message_says_how_to_serve(
         closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can listen there meanwhile
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         point_gemini_at(url, monkeypatch)
-        environment = {"GOOGLE_API_KEY": FAKE_KEY, "OLLAMA_HOST": url}
+        environment = {"GOOGLE_API_KEY": FAKE_KEY, "OLLAMA_HOST": url, "OPENAI_BASE_URL": url}
         failed = await failure_of(build_model(name, model_timeout_s=60.0, environment=environment))
     assert failed.kind == "unreachable"
     assert ("ollama serve" in str(failed)) is (name == OLLAMA)
@@ -221,7 +225,7 @@ async def test_a_closed_port_is_unreachable_and_the_message_says_how_to_serve(
 
 def impatient(name: str, loopback: Loopback, timeout_s: float) -> BaseChatModel:
     """The model with a provider timeout below what the factory would allow."""
-    make = gemini_model if name == GEMINI else ollama_model
+    make = {GEMINI: gemini_model, OLLAMA: ollama_model, OPENAI: openai_model}[name]
     return make(name, timeout_s=timeout_s, environment=loopback.environment)
 
 
@@ -238,7 +242,7 @@ async def test_a_provider_that_never_answers_runs_into_the_clients_timeout(name:
 
 @pytest.mark.slow
 async def test_a_dripping_reply_is_ended_by_the_model_node_for_no_client_does(name: str, loopback: Loopback) -> None:
-    """Both clients' timeouts are per read: a byte every 0.2 s never runs into 0.5 s."""
+    """Each client's timeout is per read: a byte every 0.2 s never runs into 0.5 s."""
     loopback.say(Reply(ending=Ending.DRIPPING))
     graph = build_graph(impatient(name, loopback, 0.5), [], limits=Limits(model_timeout_s=1.0))
     answer = await ask(graph, "Why?", deadline_s=10.0)
