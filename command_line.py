@@ -29,12 +29,14 @@ class Options:
     Attributes:
         tool_timeout_s: one timeout for all tools; None leaves each tool its own.
         tool_timeouts_s: tool name -> timeout.
+        pool: the file of candidate models, for the model `pool`.
         evidence: the folder in which a run folder is made; None for no evidence.
         served_by: what stands between this program and the model, in the user's words.
     """
 
     question: str
     model: str
+    pool: str
     token_budget: int | None
     tool_timeout_s: float | None
     tool_timeouts_s: Mapping[str, float]
@@ -158,8 +160,15 @@ FLAGS = (
         name="--model",
         metavar="NAME",
         default="gemini-3.8-flash",
-        help="gemini-*, an Ollama tag, offline (no language model, no key) or scripted:FILE",
+        help="gemini-*, an Ollama tag, openai:MODEL, pool, offline (no language model, no key) or scripted:FILE",
         read=model_name,
+    ),
+    Flag(
+        name="--pool",
+        metavar="FILE",
+        default="models.toml",
+        help="the candidate models of which --model pool serves those that can; python preflight.py tells which",
+        read=path,
     ),
     Flag(
         name="--token-budget",
@@ -241,6 +250,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
     return Options(
         question=question,
         model=values["--model"],
+        pool=values["--pool"],
         token_budget=values["--token-budget"],
         tool_timeout_s=timeouts.pop(None, None),
         tool_timeouts_s=timeouts,

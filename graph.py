@@ -27,7 +27,7 @@ from bounded.timeouts import check_seconds
 
 if TYPE_CHECKING:  # `--help` must not wait for any of these
     import asyncio
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from langchain_core.language_models import BaseChatModel
     from langchain_core.runnables import RunnableConfig
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # `--help` must not wait for any of these
     from bounded.run import Answer, Run
     from bounded.toolnode import Host
     from command_line import Options
+    from models.pool import Pool
     from recording import Recording
 
 SYSTEM = """\
@@ -64,7 +65,7 @@ class State(TypedDict, total=False):
 
 
 def build_graph(
-    model: "BaseChatModel",
+    model: "BaseChatModel | Pool",
     tools: "Sequence[BaseTool]",
     *,
     system: str = SYSTEM,
@@ -93,7 +94,8 @@ def build_graph(
     from bounded.run import Run
     from bounded.toolnode import Host, bounded_tool_node, refuse_unparsable, request_call
     from bounded.usage import judge
-    from models.failures import ModelFailed, call_model
+    from models.failures import ModelFailed
+    from models.pool import next_reply
     from models.reply import finish_reason, requested_calls, weigh
 
     limits, host = limits or Limits(), host or Host()
@@ -108,16 +110,15 @@ def build_graph(
         run.stop_if_spent(limits)
         if run.outcome:
             return {"messages": notes, **_known(run)}
-        call = run.start_model_call()
-        reply = await call_model(caller, [told, *state["messages"], *notes])
-        usage = judge(reply.usage_metadata)
-        if not run.end_model_call(call, usage):
+        served = await next_reply(run, caller, [told, *state["messages"], *notes], limits)
+        reply, usage = served.message, judge(served.message.usage_metadata)
+        if not run.end_model_call(served.call, usage, served.candidate):
             return {}  # a bound ended this call before: nothing that it brings counts
         run.say(str(reply.text))
         receipts = [request_call(run, requested) for requested in requested_calls(reply)]
         run.emit(
             "model_call_ended",
-            call=call,
+            **served.whose,
             usage=usage.raw,
             finish_reason=finish_reason(reply),
             text_chars=len(run.text),
@@ -157,9 +158,10 @@ def build_graph(
     graph.add_edge(START, "agent")
     graph.add_conditional_edges("agent", after_agent, ["tools", "agent", END])
     graph.add_edge("tools", "agent")
-    compiled = graph.compile(checkpointer=checkpointer, interrupt_after=list(interrupt_after))
-    # The step limit is our own count; LangGraph's must not come before it.
-    return compiled.with_config(recursion_limit=2 * limits.max_steps + 2)
+    recursion_limit = 2 * limits.max_steps + 2  # the step limit is our own count: LangGraph's must not come before it
+    return graph.compile(checkpointer, interrupt_after=list(interrupt_after)).with_config(
+        recursion_limit=recursion_limit
+    )
 
 
 async def ask(
@@ -170,6 +172,7 @@ async def ask(
     run: "Run | None" = None,
     interrupt: "asyncio.Event | None" = None,
     config: "RunnableConfig | None" = None,
+    first: "Callable[[Run], Awaitable[None]] | None" = None,
 ) -> "Answer":
     """Ask one question within `deadline_s` seconds, narrowed by every `deadline_scope` above.
 
@@ -177,6 +180,7 @@ async def ask(
         run: what is known is in there at every moment, also when this is cancelled from above; a new one by default.
         interrupt: ends the run as `interrupted` when it is set.
         config: LangGraph's, for example with a `thread_id` where the graph has a checkpointer.
+        first: done within the same deadline before the first model call; it may end the run.
 
     Raises:
         ValueError: `deadline_s` is no number, 0, negative, NaN or infinite, or the run has been used already.
@@ -202,8 +206,14 @@ async def ask(
         else:
             run.cut_model_call("was cut off with the run")
 
+    async def work() -> None:
+        if first is not None:
+            await first(run)
+        if run.outcome is None:
+            await graph.ainvoke(start, config, context=run)
+
     with deadline_scope(deadline_s):
-        await until_cut(graph.ainvoke(start, config, context=run), interrupt, on_cut=cut_off, alongside=run.in_flight)
+        await until_cut(work(), interrupt, on_cut=cut_off, alongside=run.in_flight)
     return run.answer()
 
 
@@ -213,6 +223,7 @@ async def ask_and_exit(
     limits: Limits,
     secrets: frozenset[str],
     recording: "Recording | None",
+    first: "Callable[[Run], Awaitable[None]] | None" = None,
 ) -> NoReturn:
     """Ask one question as the command line does, print what it came to, and end the process, whatever is stuck."""
     import asyncio
@@ -256,7 +267,9 @@ async def ask_and_exit(
         return last.outcome.exit_status
 
     arm_watchdog(options.deadline_s, blocked, last_words)
-    answer = await ask(graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt)
+    answer = await ask(
+        graph, options.question, deadline_s=options.deadline_s, run=run, interrupt=interrupt, first=first
+    )
     end_process(answer.outcome.exit_status, last_words)
 
 
@@ -274,7 +287,8 @@ def _work(
     options: "Options", environment: Mapping[str, str], secrets: frozenset[str]
 ) -> "Coroutine[Any, Any, NoReturn]":
     from ci import LocalCi
-    from models.factory import build_model
+    from models.factory import POOL, build_model
+    from models.pool import read_pool
     from sources.jobs import TOOL_SET, ci_tools
     from terminal import clean_logs
 
@@ -282,7 +296,13 @@ def _work(
     source = LocalCi()
     tools = ci_tools(source, secrets=secrets)
     limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
-    model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
+    model: BaseChatModel | Pool
+    first = None
+    if options.model == POOL:
+        model = pool = read_pool(options.pool, environment)
+        first = pool.make_ready
+    else:
+        model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)  # first: until it is there Ctrl-C just ends
     recording = None
     if options.evidence is not None:
@@ -298,7 +318,7 @@ def _work(
             secrets=secrets,
             served_by=options.served_by,
         )
-    return ask_and_exit(graph, options, limits, secrets, recording)
+    return ask_and_exit(graph, options, limits, secrets, recording, first)
 
 
 def main() -> NoReturn:

@@ -80,6 +80,9 @@ def show(answer: "Answer") -> None:
     print(f"tokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
     if answer.model:
         print(f"model: {answer.model}")
+    if answer.served:
+        served = ", ".join(f"{name} ({count})" for name, count in answer.served.items())
+        print(f"served by: {served}")
     if answer.reason:
         print(f"reason: {answer.reason}")
     if not answer.usage_known and answer.usage_fault != answer.reason:
@@ -102,6 +105,7 @@ def answer_dict(answer: "Answer") -> dict[str, object]:
         "usage_fault": answer.usage_fault,
         "model": answer.model or None,
         "model_calls": answer.model_calls,
+        "served": dict(answer.served) or None,
         "answer": answer.text or None,
         "receipts": [receipt.as_dict() for receipt in answer.receipts],
         "seconds": answer.seconds,
@@ -161,6 +165,17 @@ class Progress:
             self.end("model", f"model call {facts['call']} ended")
         elif event.kind == "model_call_cut":
             self.end("model", f"model call {facts['call']} {facts['fate']}")
+        elif event.kind == "model_call_passed_over":
+            self.end("model", f"model call {facts['call']} brought no response: the next candidate is asked")
+        elif event.kind == "not_set_up":
+            from bounded.text import clean
+
+            self.end(facts["agent_id"], f"{facts['agent_id']} is not set up: {_line(clean(str(facts['reason'])))}")
+        elif event.kind == "probe_started":
+            self.begin(f"probe {facts['call']}", f"probe of {facts['agent_id']} ({facts['purpose']})")
+        elif event.kind == "probe_ended":
+            came = facts["error_type"] or ("a reply" if facts["has_text"] or facts["has_calls"] else "nothing usable")
+            self.end(f"probe {facts['call']}", f"probe of {facts['agent_id']} ({facts['purpose']}): {came}")
         elif event.kind == "tool_call_started":
             receipt = facts["receipt"]
             bound = "" if receipt.bound_s is None else f", at most {receipt.bound_s:.1f} s"

@@ -24,6 +24,7 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
     assert read() == Options(
         question=QUESTION,
         model="gemini-3.8-flash",
+        pool="models.toml",
         token_budget=None,
         tool_timeout_s=None,
         tool_timeouts_s={},
@@ -41,6 +42,7 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
     ("flag", "text", "field", "value"),
     [
         ("--model", "offline", "model", "offline"),
+        ("--pool", "mine.toml", "pool", "mine.toml"),
         ("--token-budget", "4096", "token_budget", 4096),
         ("--tool-timeout", "2.5", "tool_timeout_s", 2.5),
         ("--tool-timeout", "fetch_job_log=9", "tool_timeouts_s", {"fetch_job_log": 9.0}),

@@ -315,7 +315,7 @@ def test_a_failing_model_keeps_what_was_known(on_virtual_clock: Asked) -> None:
 
 def test_a_bug_of_ours_is_not_dressed_up_as_the_models(on_virtual_clock: Asked) -> None:
     class Broken(Run):
-        def end_model_call(self, call: int, usage: Any) -> bool:
+        def end_model_call(self, call: int, usage: Any, candidate: str | None = None) -> bool:
             raise ZeroDivisionError
 
     graph = build_graph(ScriptedModel(replies=[says()]), ci_tools(LocalCi()))

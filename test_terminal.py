@@ -148,7 +148,7 @@ def test_a_call_is_shown_as_it_was_made_and_kept_short() -> None:
 def an_answer(**fields: Any) -> Answer:
     known: dict[str, Any] = {
         "outcome": Outcome.ANSWERED, "text": "t", "reason": None, "known_subtotal": 1, "usage_known": True,
-        "usage_fault": None, "model": "m", "model_calls": 1, "receipts": (), "seconds": 0.5,
+        "usage_fault": None, "model": "m", "model_calls": 1, "receipts": (), "served": {}, "seconds": 0.5,
     }  # fmt: skip
     return Answer(**known | fields)
 

@@ -52,6 +52,7 @@ class Answer:
         reason: one sentence where there is something to say about the outcome, else None.
         usage_fault: why the total is unknown, None while it is known.
         model_calls: attempts, which is not to say inferences.
+        served: of a pool, by candidate, how many replies it gave; empty where there is one model only.
         seconds: from the run's anchor, on the monotonic clock.
     """
 
@@ -64,6 +65,7 @@ class Answer:
     model: str
     model_calls: int
     receipts: tuple[Receipt, ...]
+    served: Mapping[str, int]
     seconds: float
 
 
@@ -79,6 +81,7 @@ class Run:
         model_calls: attempts, which is not to say inferences.
         outcome, reason: set once by `end`; a run without an outcome is going on, or paused.
         text: the model's last text, cleaned; `raw_text` as it came, which is for no terminal and no record.
+        served: of a pool, by candidate, how many replies it gave.
         in_flight: the tasks of the tool calls that are running.
     """
 
@@ -93,6 +96,7 @@ class Run:
     reason: str | None = field(default=None, init=False)
     text: str = field(default="", init=False)
     raw_text: str = field(default="", init=False, repr=False)
+    served: dict[str, int] = field(default_factory=dict, init=False)
     in_flight: set[asyncio.Task[Any]] = field(default_factory=set, init=False, repr=False)
     _open_call: int = field(default=0, init=False)
 
@@ -116,14 +120,14 @@ class Run:
             if not state.get("usage_known", True):
                 self.usage.lose("what was spent before the run was resumed is unknown")
 
-    def start_model_call(self) -> int:
-        """Count an attempt, which is not to say an inference, and return its number, from 1."""
+    def start_model_call(self, **facts: str) -> int:
+        """Count an attempt, which is not to say an inference, and return its number, from 1; `facts` say of whom."""
         self.model_calls += 1
         self._open_call = self.model_calls
-        self.emit("model_call_started", call=self.model_calls)
+        self.emit("model_call_started", call=self.model_calls, **facts)
         return self.model_calls
 
-    def end_model_call(self, call: int, usage: Usage) -> bool:
+    def end_model_call(self, call: int, usage: Usage, candidate: str | None = None) -> bool:
         """Charge a reply; False where that call was ended already, and its reply is quarantined uncharged.
 
         Whoever reads the reply says in the event `model_call_ended` what stood in it.
@@ -133,6 +137,22 @@ class Run:
             return False
         self._open_call = 0
         self.usage.record(usage)
+        if candidate is not None:
+            self.served[candidate] = self.served.get(candidate, 0) + 1
+        return True
+
+    def pass_over(self, call: int, *, spent: str, **facts: object) -> bool:
+        """A candidate gave no usable response, and the next is asked; False where that call was ended already.
+
+        `spent` is "nothing" where its provider was not reached, or said that it did not serve. Else it is "unknown",
+        and so is the total from here on: the reply of the next is the last of this run.
+        """
+        if self._open_call != call:
+            return False
+        self._open_call = 0
+        self.emit("model_call_passed_over", call=call, spent=spent, **facts)
+        if spent != "nothing":
+            self.usage.lose("a candidate that was passed over did not report what it spent")
         return True
 
     def cut_model_call(self, fate: str, **facts: object) -> None:
@@ -190,5 +210,6 @@ class Run:
             model=self.model,
             model_calls=self.model_calls,
             receipts=self.receipts.all(),
+            served=dict(self.served),
             seconds=round(self.elapsed_s, 3),
         )

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from bounded.usage import judge
+from evidence.rederive import is_charged
 
 SCHEMA_VERSION = 1
 NOTES = (
@@ -54,16 +55,16 @@ def price_of(model: str, day: str) -> Price | None:
 
 
 def accounting(events: Iterable[Mapping[str, Any]], price: Price | None) -> dict[str, Any]:
-    """What `accounting.json` holds: one row for each model call that ended, their sums, and the estimate.
+    """What `accounting.json` holds: one row for each model call or probe that ended, their sums, and the estimate.
 
-    A call that brought no reply has a row as well: what it used was not reported.
+    A call that brought no reply has a row as well, for what it used was not reported; one that was not served has none.
     """
     counted: dict[str, int] = {}
     rows = []
     for event in events:
         if event["kind"] == "token_count" and event["facts"].get("counted") is not None:
             counted[event["run"]] = event["facts"]["counted"]
-        elif event["kind"] in ("model_call_ended", "model_call_cut"):
+        elif is_charged(event):
             rows.append(_row(event, counted.pop(event["run"], None)))
     known = [row for row in rows if row["total"] is not None]
     return {

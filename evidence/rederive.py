@@ -3,12 +3,15 @@
 By rules of its own: the code that recorded the events is not asked, and what they claim is compared, not believed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 SCHEMA_VERSION = 1
 MAX_CALLS = 256
+POOL = "pool"
+LENGTH_LIKE = ("length", "max_tokens", "max_output_tokens", "max_completion_tokens", "token_limit", "model_length")
 HOST_ENDS = ("round_without_progress", "transcript_bound", "bound_below_first_send", "registry_unavailable")
 MAX_ANSWER = 100_000  # a longer one was cut, and is not compared
 ENDED_BY_A_BOUND = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
@@ -44,6 +47,8 @@ def outcome_review(events: Iterable[Json]) -> Json:
             runs.append(
                 _review(name, *_against_the_claim(own, derived), *_calls(own), claimed=claimed, derived=derived)
             )
+    if any(event["kind"] == "pool_probed" for event in outer):
+        runs.append(_review(POOL, *_against_the_probes(outer)))
     for name, left in going.items():
         if left and all(event["kind"] != "run_failed" for event in left):  # else a bug ended it, and it claims nothing
             runs.append(_review(name, "the run never stopped"))
@@ -62,7 +67,7 @@ def derive(events: Sequence[Json]) -> str | None:
 
 def _ends(events: Sequence[Json]) -> Iterator[str | None]:
     """For each event what it ends the run with, None where it goes on; last, what a breakpoint makes of all that."""
-    started, spent, paused = events[0]["facts"], 0, None
+    started, spent, paused, lost = events[0]["facts"], 0, None, False
     budget = started["limits"]["token_budget"]
     asks_again, due = started.get("asks_again"), None
     for event in events:
@@ -71,13 +76,17 @@ def _ends(events: Sequence[Json]) -> Iterator[str | None]:
             end = facts["by"]
         elif kind == "host_ended" and facts["outcome"] in HOST_ENDS:
             end = facts["outcome"]
+        elif kind == "pool_probed" and not facts["serving"]:
+            end = "model_error"
+        elif kind == "model_call_passed_over":
+            lost = lost or facts["spent"] != "nothing"
         elif kind == "model_call_cut":
             end = {"failed": "model_error", "was ended by its timeout": "model_timeout"}.get(facts["fate"])
         elif kind == "model_call_ended":
             total, ids = known_total(facts["usage"]), [call["id"] for call in facts["proposed"]]
             spent += total or 0
             paused = "paused" if "tools" in started.get("pause_after", []) else None
-            if total is None:
+            if total is None or lost:
                 end = "missing_usage"
             elif len(ids) > MAX_CALLS or not all(ids) or len(set(ids)) < len(ids):
                 end = "model_error"
@@ -129,6 +138,8 @@ def _against_the_claim(events: Sequence[Json], derived: str | None) -> Faults:
     replies = [event["facts"] for event in events if event["kind"] == "model_call_ended"]
     totals = [known_total(reply["usage"]) for reply in replies]
     happened = [event["kind"] for event in events]
+    passed_over = [event["facts"]["spent"] for event in events if event["kind"] == "model_call_passed_over"]
+    served = Counter(reply["candidate"] for reply in replies if "candidate" in reply)
     said = [event["facts"]["outcome"] for event in events if event["kind"] == "run_ended"]
     chars, answer = replies[-1]["text_chars"] if replies else 0, len(stop.get("answer", ""))
     if answer != chars <= MAX_ANSWER:
@@ -136,7 +147,8 @@ def _against_the_claim(events: Sequence[Json], derived: str | None) -> Faults:
     yield from differences(
         stop,
         known_subtotal=sum(filter(None, totals)),
-        usage_known=None not in totals and "model_call_cut" not in happened,
+        usage_known=None not in totals and "model_call_cut" not in happened and set(passed_over) <= {"nothing"},
+        served=dict(served) or None,
         model_calls=happened.count("model_call_started"),
         model=started["facts"].get("model"),
         outcome=said[0] if said else stop["outcome"],
@@ -186,13 +198,58 @@ def _calls(events: Sequence[Json]) -> Faults:
     yield from (f"call {index + 1} of turn {shown(turn)}: has an event and no receipt" for turn, index in last)
 
 
+def _against_the_probes(events: Sequence[Json]) -> Faults:
+    """The report of a pool's probes, against the probes themselves."""
+    probes: dict[tuple[str, str], Json] = {}
+    for event in events:
+        if event["kind"] == "probe_ended":
+            probes[event["facts"]["agent_id"], event["facts"]["purpose"]] = event["facts"]
+    said = next(event["facts"] for event in events if event["kind"] == "pool_probed")
+    report = said["report"]
+    for stage in (report, *filter(None, [report.get("primary_attempt")])):
+        ready = _ready(stage)
+        counts = (len(stage["routes"]), len(ready), len(stage["routes"]) - len(ready))
+        if counts != (stage["probed_count"], stage["ready_count"], stage["rejected_count"]):
+            yield "the counts of the report are not those of its routes"
+        for row in stage["routes"]:
+            name = row["agent_id"]
+            first, second = probes.get((name, "base")), probes.get((name, "escalated"))
+            last = second or first
+            if bool(last and last["has_text"]) != (row["status"] == "ready"):
+                yield f"{shown(name)}: {shown(row['status'])}, and its probes say otherwise"
+            if row["attempts"] != sum(probe is not None for probe in (first, second)):
+                yield f"{shown(name)}: its attempts are not those of the events"
+            if second and not (first and not first["has_text"] and _too_small(first)):
+                yield f"{shown(name)}: escalated without a sign that its budget was too small"
+    if report["escalations_used"] != sum(purpose == "escalated" for _, purpose in probes):
+        yield "the escalations of the report are not those of the events"
+    for name in said["serving"]:
+        if name not in _ready(report):
+            yield f"{shown(name)}: serves, and is not ready"
+
+
+def _too_small(probe: Json) -> bool:
+    return probe["error_type"] is None and (probe["finish_reason"] in LENGTH_LIKE or probe["reasoned"])
+
+
+def _ready(report: Json) -> list[str]:
+    return [row["agent_id"] for row in report["routes"] if row["status"] == "ready"]
+
+
 def _whole(outer: Sequence[Json], runs: Sequence[Json]) -> str | None:
     kind, happened = outer[0]["facts"]["kind"], {event["kind"] for event in outer}
     if kind == "batch":
         if "interrupted" in happened or any(run["derived"] == "interrupted" for run in runs):
             return "interrupted"
         return "complete" if len(runs) == outer[0]["facts"]["planned"] else "incomplete"
-    derived: str | None = runs[0]["derived"] if len(runs) == 1 else None
+    if kind == "preflight":
+        if "interrupted" in happened:
+            return "interrupted"
+        requests = [event["facts"] for event in outer if event["kind"] == "end_to_end_attempt"]
+        good = requests and requests[-1].get("http_status", 200) == 200 and "error_code" not in requests[-1]
+        return "ready" if good and (requests[-1]["has_text"] or requests[-1]["has_calls"]) else "not_ready"
+    own = [run["derived"] for run in runs if run["run"] != POOL]
+    derived: str | None = own[0] if len(own) == 1 else None
     if kind != "live-probe":
         return derived
     if "refused" in happened:
@@ -207,11 +264,18 @@ def _whole(outer: Sequence[Json], runs: Sequence[Json]) -> str | None:
     return "target_seen" if seen else "target_incomplete"
 
 
+def is_charged(event: Json) -> bool:
+    """Whether an event is one for which something may have been spent: a reply, or a call that brought none."""
+    if event["kind"] in ("probe_ended", "model_call_passed_over"):
+        return bool(event["facts"]["spent"] != "nothing")
+    return event["kind"] in ("model_call_ended", "model_call_cut")
+
+
 def accounts(book: Json, events: Sequence[Json]) -> Faults:
     """The rows, sums and estimate of `accounting.json`, against the events and its own price."""
     rows: list[Json] = []
     for event in events:
-        if event["kind"] in ("model_call_ended", "model_call_cut"):
+        if is_charged(event):
             usage = event["facts"].get("usage")
             rows.append({"run": event["run"], "call": event["facts"]["call"], "reported": usage, **_reported(usage)})
     if rows != [{name: said[name] for name in rows[0]} for said in book["calls"]]:
