@@ -35,11 +35,13 @@ ALONE = ("evidence/verify.py", "evidence/rederive.py")
 LOWEST_SCRIPT_IMPORTS = {"bounded"}
 # The ladder, the end, the map of provider failures, foreign code's own words, and the thread of a foreign guard.
 CATCH_ALL = ("bounded/calls.py", "bounded/exit.py", "models/failures.py", "bounded/text.py", "authorisation.py")
-HEAVY = {"langgraph", "langchain_core", "langchain_google_genai", "langchain_ollama", "google", "ollama", "httpx"}
+HEAVY = {"langgraph", "langchain_core", "langchain_google_genai", "langchain_ollama", "langchain_openai", "google",
+         "ollama", "openai", "httpx", "httpx2"}  # fmt: skip
 LIGHT = ["graph.py", "command_line.py", "terminal.py", "models/factory.py", "bounded/outcomes.py", "bounded/limits.py",
          "bounded/timeouts.py", "bounded/exit.py", "bounded/run.py", "bounded/calls.py", "record.py", "live_probe.py",
-         "recording.py", "scenarios.py", "summary.py", "authorisation.py", "models/meter.py", "evidence/folder.py",
-         "evidence/accounting.py", "evidence/provenance.py", "evidence/capture.py", "evidence/timeline.py"]  # fmt: skip
+         "recording.py", "scenarios.py", "summary.py", "authorisation.py", "models/meter.py", "preflight.py",
+         "evidence/folder.py", "evidence/accounting.py", "evidence/provenance.py", "evidence/capture.py",
+         "evidence/timeline.py"]  # fmt: skip
 
 
 def name(path: Path) -> str:
