@@ -158,10 +158,8 @@ def build_graph(
     graph.add_edge(START, "agent")
     graph.add_conditional_edges("agent", after_agent, ["tools", "agent", END])
     graph.add_edge("tools", "agent")
-    recursion_limit = 2 * limits.max_steps + 2  # the step limit is our own count: LangGraph's must not come before it
-    return graph.compile(checkpointer, interrupt_after=list(interrupt_after)).with_config(
-        recursion_limit=recursion_limit
-    )
+    steps = 2 * limits.max_steps + 2  # the step limit is our own count: LangGraph's must not come before it
+    return graph.compile(checkpointer, interrupt_after=list(interrupt_after)).with_config(recursion_limit=steps)
 
 
 async def ask(
