@@ -194,6 +194,22 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     return end.value  # type: ignore[no-any-return]
 
 
+async def off_loop(function: Callable[[], T]) -> T:
+    """Run a blocking part of an async body on a daemon thread. The body goes on after it, so its end is not the call's.
+
+    Raises:
+        BaseException: what `function` raised.
+    """
+    call = _CALL.get(None) or Call()
+    token = _CALL.set(call)
+    try:
+        return await in_daemon_thread(function)
+    finally:
+        _CALL.reset(token)
+        if call.worker is not None and call.worker.settled.done():  # else it was left, and the thread runs on
+            call.worker = call.settled_at = None
+
+
 def check_workers() -> None:
     """Refuse further sync work while too many abandoned threads are alive in this process.
 

@@ -21,6 +21,7 @@ from bounded.calls import (
     check_workers,
     guarded,
     in_daemon_thread,
+    off_loop,
     until_cut,
 )
 from bounded.deadlines import deadline_scope, now
@@ -321,6 +322,31 @@ async def test_a_sync_call_has_stopped_only_when_its_thread_has() -> None:
 
 
 @pytest.mark.slow
+async def test_a_blocking_part_is_not_the_end_of_its_body() -> None:
+    async def body() -> str:
+        part = await off_loop(lambda: "part")
+        await asyncio.sleep(0.3)
+        return f"{part} and more"
+
+    seen = await Bounded().run(body, 0.1)
+    assert (seen.call.ending, seen.value) == (Ending.STOPPED, None)  # it came late, whenever its thread had ended
+    seen = await Bounded().run(body, 5.0)
+    assert (seen.call.ending, seen.value) == (Ending.SETTLED, "part and more")
+
+
+async def test_a_blocking_part_that_is_stuck_leaves_its_call_abandoned() -> None:
+    release = threading.Event()
+    seen = await Bounded().run(lambda: off_loop(release.wait), 0.1)
+    assert seen.call.ending is Ending.ABANDONED
+    release.set()
+
+
+async def test_a_blocking_part_needs_no_bounded_call() -> None:
+    assert await off_loop(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await off_loop(lambda: 1 // 0)
+
+
 async def test_too_many_abandoned_threads_refuse_further_sync_work_until_they_end() -> None:
     release = threading.Event()
     stuck = [Bounded() for _ in range(MAX_ABANDONED_WORKERS + 1)]

@@ -11,8 +11,10 @@ from langchain_core.tools import BaseTool, StructuredTool, Tool, tool
 from langgraph.types import Command, interrupt
 from pydantic import PrivateAttr
 
+from bounded.deadlines import time_left
 from bounded.outcomes import CallOutcome, SourceGap
 from bounded.test_toolnode import SECRET, Round, sleeper
+from bounded.timeouts import ToolTimeouts
 from conftest import OnVirtualClock
 
 
@@ -31,6 +33,20 @@ def test_a_tool_may_not_write_the_runs_state(on_virtual_clock: OnVirtualClock[Ro
     seen = on_virtual_clock(Round([commander]).run(("commander", {})))
     assert seen.receipts["c0"].outcome is CallOutcome.ERROR
     assert seen.messages["c0"].text == "commander failed: TypeError: a tool returns text, not Command"
+
+
+def test_a_body_can_tell_how_much_time_its_call_has_left(on_virtual_clock: OnVirtualClock[Round]) -> None:
+    left: list[float | None] = []
+
+    @tool
+    async def asks() -> str:
+        """Tell."""
+        left.append(time_left())
+        return "told"
+
+    with_policy = Round([asks], timeouts=ToolTimeouts(default_s=2.5))
+    on_virtual_clock(with_policy.run(("asks", {})))
+    assert left == [2.5]
 
 
 class Subclass(BaseTool):

@@ -23,7 +23,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest, ToolInvocationError
 from langgraph.types import Command
 
 from bounded.calls import GRACE_S, Call, Ending, bounded_call, check_workers, guarded, in_daemon_thread
-from bounded.deadlines import now, time_left
+from bounded.deadlines import deadline_scope, now, time_left
 from bounded.outcomes import CallOutcome, Outcome, SourceGap
 from bounded.receipts import BEFORE_ITS_TURN, Late, Receipt
 from bounded.run import Run
@@ -199,7 +199,8 @@ async def _run_bounded(
     run.emit("tool_call_started", receipt=receipt)
 
     async def work() -> Result:
-        return await execute(request)
+        with deadline_scope(bound.seconds):  # so that the body can tell what it still has
+            return await execute(request)
 
     changes: Changes = {}
     task = asyncio.current_task()
