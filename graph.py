@@ -290,16 +290,16 @@ def _work(
     from sources.jobs import TOOL_SET, ci_tools
     from terminal import clean_logs
 
-    clean_logs(secrets)
-    source = LocalCi()
-    tools = ci_tools(source, secrets=secrets)
-    limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
     model: BaseChatModel | Pool
     first = None
     if options.model == POOL:
         model = pool = read_pool(options.pool, environment)
-        first = pool.make_ready
-    else:
+        first, secrets = pool.make_ready, secrets | pool.keys()
+    clean_logs(secrets)
+    source = LocalCi()
+    tools = ci_tools(source, secrets=secrets)
+    limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
+    if options.model != POOL:
         model = build_model(options.model, model_timeout_s=options.model_timeout_s, environment=environment)
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET)  # first: until it is there Ctrl-C just ends
     recording = None

@@ -129,8 +129,8 @@ async def _through(pool: Pool, run: Run) -> Routed:
 
     from bounded.usage import judge
 
-    def cut(_: Cut) -> None:
-        run.cut_model_call("was ended by its timeout")
+    def cut(by: Cut) -> None:
+        run.cut_model_call("was ended by its timeout" if by is Cut.DEADLINE else "was cut off with the run")
 
     asked = [SystemMessage(SYSTEM), HumanMessage("Call no tool. Reply with the one word: ready")]
     began = now()
@@ -219,7 +219,7 @@ def show(known: Preflight, serving: tuple[str, ...]) -> None:
 
 def _said(row: Row) -> str:
     if not row.ready:
-        status = "" if row.http_status is None else f" (HTTP {row.http_status})"
+        status = "" if row.http_status in (None, 200) else f" (HTTP {row.http_status})"
         return f"rejected: {row.error_type}{status}"
     raised = ", escalated" if row.escalated else ""
     return f"ready{raised}; calls tools: {row.tool_calls}; usage: {row.usage}"
@@ -288,9 +288,9 @@ def main() -> NoReturn:
         typed = parser.parse_args()
         values = flag_values(SHARED, typed, os.environ)
         max_attempts = attempts_of(os.environ)
-        secrets = secret_values(os.environ)
-        clean_logs(secrets)
         pool = read_pool(values["--pool"], os.environ)
+        secrets = secret_values(os.environ) | pool.keys()
+        clean_logs(secrets)
         recording = None
         if values["--evidence"] is not None:
             keep_interrupt()

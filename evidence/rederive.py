@@ -15,7 +15,7 @@ LENGTH_LIKE = ("length", "max_tokens", "max_output_tokens", "max_completion_toke
 HOST_ENDS = ("round_without_progress", "transcript_bound", "bound_below_first_send", "registry_unavailable")
 MAX_ANSWER = 100_000  # a longer one was cut, and is not compared
 ENDED_BY_A_BOUND = {"tool_call_timed_out": "native_tool_timeout", "tool_call_abandoned": "native_tool_abandoned"}
-AFTER_THE_STOP = (*ENDED_BY_A_BOUND, "tool_call_ended", "tool_call_late", "model_call_late")
+AFTER_THE_STOP = (*ENDED_BY_A_BOUND, "tool_call_ended", "tool_call_late", "model_call_late", "probe_late")
 # What a probe waits for: this call, ended by its timeout.
 TARGET = {"tool": "fetch_job_log", "args": {"job_id": 815}}
 
@@ -226,6 +226,10 @@ def _against_the_probes(events: Sequence[Json]) -> Faults:
     for name in said["serving"]:
         if name not in _ready(report):
             yield f"{shown(name)}: serves, and is not ready"
+    for event in events:
+        name = event["facts"].get("candidate")
+        if event["kind"] in ("model_call_started", "model_call_ended") and name not in said["serving"]:
+            yield f"{shown(name)}: was asked, and does not serve"
 
 
 def _too_small(probe: Json) -> bool:

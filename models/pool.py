@@ -17,6 +17,7 @@ from bounded.deadlines import deadline_scope, time_left
 from bounded.limits import Limits
 from bounded.outcomes import Outcome
 from bounded.run import Run
+from bounded.text import secret_values
 from models.attempts import Attempt, attempt
 from models.catalogue import Candidate, read_catalogue
 from models.factory import SetUpMissing, build_as, endpoint_of
@@ -105,6 +106,11 @@ class Pool:
             }
             for each in self._candidates
         ]
+
+    def keys(self) -> frozenset[str]:
+        """The keys that its file names, for whoever masks: their variables may have any names."""
+        named = [each.api_key_env for each in self._candidates if each.api_key_env is not None]
+        return secret_values({f"OF_{name}_API_KEY": self._environment.get(name, "") for name in named})
 
     @property
     def serving(self) -> tuple[str, ...]:

@@ -126,7 +126,7 @@ class NoneReady(Exception):
 
     def __init__(self, report: Report) -> None:
         stages = [report.primary, report] if report.primary else [report]
-        why = [f"{row.agent_id}: {row.http_status or row.error_type}" for stage in stages for row in stage.rows]
+        why = [f"{row.agent_id}: {_why(row)}" for stage in stages for row in stage.rows]
         super().__init__(f"no candidate of the pool is ready ({'; '.join(why)}); python preflight.py shows more")
         self.report = report
 
@@ -222,6 +222,8 @@ class _Layer:
             return replace(row, error_type=INVALID)
         if self._used >= self._budget:
             return replace(row, error_type=EXHAUSTED)
+        if time_left() == 0:
+            return replace(row, error_type=TIME_IS_UP)
         self._used += 1  # before the call: one that never comes back has used it
         second = await self._ask(stage, "escalated", candidate, tokens)
         row = _row(candidate, second, attempts=2, escalated=True, trigger=Trigger.BUDGET.value)
@@ -314,6 +316,12 @@ def _row(candidate: Candidate, done: Attempt, *, attempts: int, **more: Any) -> 
         seconds=done.seconds,
         **{**shown, **more},
     )
+
+
+def _why(row: Row) -> int | str | None:
+    """A status where it says something: a response that was of no use came with a 200."""
+    told = row.http_status is not None and not 200 <= row.http_status < 300
+    return row.http_status if told else row.error_type
 
 
 def _usage(raw: object) -> str:
