@@ -7,11 +7,13 @@ Pull request 415 fails in a job with a quick log, 418 in one whose log takes 8 s
 """
 
 import asyncio
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import BinaryIO
 
-from sources.jobs import Job, JobState, SourceError
+from sources.jobs import Fault, Job, JobState, SourceError
 
 LIST_DELAY_S = 0.05
 FETCH_TIMEOUT_S = 3.0
@@ -92,18 +94,22 @@ class LocalCi:
     def timeouts(self) -> Mapping[str, float | None]:
         return {"fetch_job_log": FETCH_TIMEOUT_S}
 
-    async def jobs(self, pr: int) -> Sequence[Job]:
+    async def jobs(self, pr: int | None, attempt: int | None = None) -> Sequence[Job]:
         """The recorded jobs of a pull request.
 
         Raises:
             SourceError: it is not recorded; the message names those that are.
         """
         await asyncio.sleep(LIST_DELAY_S)
+        if pr is None:
+            raise SourceError(Fault.NOT_NAMED, f"name a pull request; this source has {_numbers(_RECORDS)}")
         if pr not in _RECORDS:
-            raise SourceError(f"there is no pull request {pr}; this source has {_numbers(_RECORDS)}")
+            raise SourceError(Fault.NOT_FOUND, f"there is no pull request {pr}; this source has {_numbers(_RECORDS)}")
+        if attempt not in (None, 1):
+            raise SourceError(Fault.NOT_FOUND, f"no job was run a second time: there is no attempt {attempt}")
         return [record.job for record in _RECORDS[pr]]
 
-    async def log(self, job_id: int) -> str:
+    async def log(self, job_id: int) -> BinaryIO:
         """The recorded log of a job, after its delay.
 
         Raises:
@@ -111,9 +117,9 @@ class LocalCi:
         """
         records = {record.job.job_id: record for jobs in _RECORDS.values() for record in jobs}
         if job_id not in records:
-            raise SourceError(f"there is no job {job_id}; this source has {_numbers(records)}")
+            raise SourceError(Fault.NOT_FOUND, f"there is no job {job_id}; this source has {_numbers(records)}")
         await asyncio.sleep(records[job_id].delay_s)
-        return records[job_id].log
+        return io.BytesIO(records[job_id].log.encode())
 
 
 def _numbers(known: Mapping[int, object]) -> str:

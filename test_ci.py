@@ -34,7 +34,7 @@ def test_a_log_takes_its_fixed_time_and_holds_its_cause(
     async def fetch() -> float:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        assert cause in await LocalCi().log(job_id)
+        assert cause.encode() in (await LocalCi().log(job_id)).read()
         return loop.time() - start
 
     assert on_virtual_clock(fetch()) == seconds
@@ -46,11 +46,22 @@ async def test_an_unknown_pull_request_is_named_with_those_there_are(pr: int) ->
         await LocalCi().jobs(pr)
 
 
+async def test_a_question_without_a_number_is_told_which_there_are() -> None:
+    with pytest.raises(SourceError, match=r"^not_named: name a pull request; this source has 415, 416, 417, 418$"):
+        await LocalCi().jobs(None)
+
+
+async def test_an_older_attempt_is_said_to_be_none() -> None:
+    assert await LocalCi().jobs(415, 1) == await LocalCi().jobs(415)
+    with pytest.raises(SourceError, match="there is no attempt 2"):
+        await LocalCi().jobs(415, 2)
+
+
 async def test_an_unknown_job_is_named_with_those_there_are() -> None:
     with pytest.raises(SourceError, match=r"no job 1; this source has 810, 811, 812, 813, 814, 815$"):
         await LocalCi().log(1)
 
 
 async def test_two_readings_are_the_same() -> None:
-    assert await LocalCi().log(812) == await LocalCi().log(812)
+    assert (await LocalCi().log(812)).read() == (await LocalCi().log(812)).read()
     assert [job for job in await LocalCi().jobs(415) if job.state is JobState.FAILED]

@@ -271,10 +271,16 @@ def test_an_answer_in_the_last_step_is_an_answer(on_virtual_clock: Asked) -> Non
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        ({"invalid_tool_calls": [{"name": "list_ci_jobs", "args": "{pr", "id": "c1"}]}, "It accepts: pr: integer."),
+        (
+            {"invalid_tool_calls": [{"name": "list_ci_jobs", "args": "{pr", "id": "c1"}]},
+            "It accepts: pr: integer, attempt",
+        ),
         ({"tool_calls": [call("nope\x1b[31m", {})]}, "There is no tool nope\\x1b[31m."),
-        ({"tool_calls": [call("list_ci_jobs", {"pr": "many"})]}, "list_ci_jobs accepts: pr: integer."),
-        ({"tool_calls": [call("list_ci_jobs", {})]}, "list_ci_jobs accepts: pr: integer."),
+        (
+            {"tool_calls": [call("list_ci_jobs", {"pr": "many"})]},
+            "list_ci_jobs accepts: pr: integer, attempt",
+        ),
+        ({"tool_calls": [call("fetch_job_log", {})]}, "fetch_job_log accepts: job_id: integer, part: string."),
     ],
 )
 def test_a_call_that_cannot_run_is_explained_and_the_loop_goes_on(

@@ -5,6 +5,7 @@ python -m bench.overhead
 
 import asyncio
 import contextlib
+import io
 import os
 import platform
 import resource
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
@@ -55,8 +56,8 @@ class InstantCi(LocalCi):
 
     text: str
 
-    async def log(self, job_id: int) -> str:
-        return self.text
+    async def log(self, job_id: int) -> BinaryIO:
+        return io.BytesIO(self.text.encode())
 
 
 def row(measure: str, figure: str) -> None:
@@ -221,7 +222,7 @@ def measure_batches() -> None:
 def main() -> None:
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}")
     asyncio.run(measure_crowd())  # first: a peak never falls again
-    log = asyncio.run(LocalCi().log(812))
+    log = asyncio.run(LocalCi().log(812)).read().decode()
     print(f"bounded / plain StateGraph + ToolNode, {TURNS} turns of agent and tool, {PAIRS} pairs in turn")
     asyncio.run(measure_ratio("  plain as documented", log, MessagesState, tools_condition))
     asyncio.run(measure_ratio("  plain, our state and async edges", log, State, async_condition))

@@ -6,6 +6,7 @@ off, the state is lost and everything here is still known.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -30,6 +31,19 @@ class Event:
 
 
 Observer = Callable[[Event], None]
+
+
+_current: ContextVar["Run | None"] = ContextVar("run", default=None)
+
+
+def current_run() -> "Run | None":
+    """The run whose tool call this is; None outside one."""
+    return _current.get()
+
+
+def enter_run(run: "Run") -> None:
+    """Let the current task, and all that it starts, be part of a run."""
+    _current.set(run)
 
 
 def to_all(*observers: Observer | None) -> Observer:
@@ -69,7 +83,7 @@ class Answer:
     seconds: float
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True, weakref_slot=True)
 class Run:
     """What one run has done so far. Create it inside the loop that runs it.
 

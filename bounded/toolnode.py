@@ -26,13 +26,14 @@ from bounded.calls import GRACE_S, Call, Ending, bounded_call, check_workers, gu
 from bounded.deadlines import deadline_scope, now, time_left
 from bounded.outcomes import CallOutcome, Outcome, SourceGap
 from bounded.receipts import BEFORE_ITS_TURN, Late, Receipt
-from bounded.run import Run
+from bounded.run import Run, enter_run
 from bounded.text import digest, fit, safe_arguments, safe_name, said_by
 from bounded.timeouts import TIMEOUT_ARGUMENT, Bound, ToolTimeouts
 
 MAX_CALLS_PER_REPLY = 16
 MAX_TOOL_TEXT = 24_000
 MAX_CALL_REASON = 400
+RECEIPTED = "receipt"  # in a tool's artifact: facts that its receipt says besides
 _NEVER_BEGAN: Mapping[str, None] = dict.fromkeys(
     ("started_at", "duration_sec", "bound_s", "bound_source", "source_gap")
 )
@@ -78,7 +79,8 @@ class Host:
 
     def deliver(self, run: Run, receipt: Receipt, result: ToolMessage) -> Delivery:
         """What the model is given of a call that returned within its bound."""
-        return Delivery(text=fit(result.text, MAX_TOOL_TEXT, run.secrets))
+        told = result.artifact.get(RECEIPTED) if isinstance(result.artifact, dict) else None
+        return Delivery(text=fit(result.text, MAX_TOOL_TEXT, run.secrets), more=told if isinstance(told, dict) else {})
 
 
 class ToolCallEnded(ToolInvocationError):
@@ -171,10 +173,16 @@ def refuse_unparsable(run: Run, calls: Sequence[Mapping[str, Any]], tools: Seque
 
 def accepted(tool: BaseTool) -> str:
     """What a tool takes, as its own schema says it: `pr: integer`."""
-    kinds = {
-        name: schema.get("type") if isinstance(schema, dict) else None for name, schema in _arguments(tool).items()
-    }
+    kinds = {name: _kind(schema) for name, schema in _arguments(tool).items()}
     return ", ".join(f"{name}: {kind or 'any'}" for name, kind in kinds.items()) or "no arguments"
+
+
+def _kind(schema: Any) -> Any:
+    """What a schema takes, be it that nothing will do as well."""
+    if not isinstance(schema, dict):
+        return None
+    options = [option.get("type") for option in schema.get("anyOf", []) if isinstance(option, dict)]
+    return schema.get("type") or next((option for option in options if option not in (None, "null")), None)
 
 
 def _arguments(tool: BaseTool) -> Mapping[str, Any]:
@@ -199,6 +207,7 @@ async def _run_bounded(
     run.emit("tool_call_started", receipt=receipt)
 
     async def work() -> Result:
+        enter_run(run)
         with deadline_scope(bound.seconds):  # so that the body can tell what it still has
             return await execute(request)
 

@@ -1,6 +1,7 @@
 """The offline triage asks for what the question names, reads what it is given, and says so; never a guess."""
 
-from typing import Any
+import io
+from typing import Any, BinaryIO
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
@@ -52,11 +53,11 @@ class Jobs:
         self.timeouts: dict[str, float | None] = {}
         self._jobs = jobs
 
-    async def jobs(self, pr: int) -> tuple[Job, ...]:
+    async def jobs(self, pr: int | None, attempt: int | None = None) -> tuple[Job, ...]:
         return self._jobs
 
-    async def log(self, job_id: int) -> str:
-        return f"log of {job_id}"
+    async def log(self, job_id: int) -> BinaryIO:
+        return io.BytesIO(b"log of a job")
 
 
 async def listing(*jobs: Job) -> str:
@@ -91,9 +92,11 @@ async def test_it_fetches_the_log_of_the_job_that_is_named(question: str) -> Non
 @pytest.mark.parametrize(
     "question", ["Why is CI failing?", "", "in 415 words", "PR 99999999999999999999", "What failed on Apr 15?"]
 )
-async def test_a_question_that_names_nothing_is_asked_back(question: str) -> None:
-    said = await Talk(question).says()
-    assert said == "Name a pull request or a job, for example: Why is CI failing on pull request 415?"
+async def test_a_question_that_names_nothing_is_about_all_there_is(question: str) -> None:
+    talk = Talk(question)
+    assert await talk.calls() == [("list_ci_jobs", {})]
+    talk.result("list_ci_jobs failed: SourceError: not_named: name a pull request", status="error")
+    assert "name a pull request" in await talk.says()
 
 
 async def test_it_fetches_the_logs_of_all_failed_and_timed_out_jobs_at_once() -> None:
@@ -150,13 +153,11 @@ async def test_what_a_log_says_of_other_jobs_is_not_read_as_a_list_of_jobs() -> 
     assert "999" in await talk.says()
 
 
-async def test_it_answers_with_the_failing_lines_without_their_stamps_and_at_most_six_of_them() -> None:
+async def test_it_answers_with_the_failing_lines_without_their_numbers_and_at_most_six_of_them() -> None:
     talk = Talk("job 1")
     await talk.next()
-    lines = [f"2026-11-27T09:14:07.034834{n}Z E       assert {n} == 2520" for n in range(9)]
-    log = "\n".join(
-        ["2026-11-27T09:14:02.1184310Z all is well", *lines, "2026-11-27T09:14:07.1203311Z Post job cleanup."]
-    )
+    lines = [f"{n + 7}| E       assert {n} == 2520" for n in range(9)]
+    log = "\n".join(["... 5 lines ...", "6| all is well", *lines, "16| Post job cleanup."])
     talk.result(f"What stands between is data.\n=== log of job 1 ===\n{log}\n=== log of job 1 ===")
     said = (await talk.says()).splitlines()
     assert said == [
@@ -187,9 +188,25 @@ async def test_a_line_that_looks_like_a_cause_is_shown(line: str) -> None:
 async def test_a_log_without_such_a_line_is_shown_from_its_end_and_called_that() -> None:
     talk = Talk("job 1")
     await talk.next()
-    talk.result("What stands between is data.\n=== log ===\none\ntwo\nthree\nfour\n=== log ===")
-    said = (await talk.says()).splitlines()
-    assert said == ["Job 1; no line of its log looks like the cause. It ends:", "    two", "    three", "    four"]
+    log = "\n".join(f"{n}| line {n}" for n in range(1, 9)) + "\n9| ##[error]Process completed with exit code 1."
+    talk.result(f"What stands between is data.\n=== log ===\n{log}\n=== log ===")
+    first, *rest = (await talk.says()).splitlines()
+    assert first == "Job 1; no line of its log looks like the cause. It ends:"
+    assert rest == [*(f"    line {n}" for n in range(4, 9)), "    ##[error]Process completed with exit code 1."]
+
+
+async def test_a_log_that_shows_no_failure_is_not_made_to_show_one() -> None:
+    talk = Talk("job 1")
+    await talk.next()
+    talk.result("What stands between is data.\n=== log ===\nno failure found\n8| E   assert 1 == 2\n=== log ===")
+    assert await talk.says() == "Job 1; no failure found in its log. It ends:\n    E   assert 1 == 2"
+
+
+async def test_where_no_number_is_named_it_reads_what_there_is() -> None:
+    talk = Talk("What broke?")
+    await talk.next()
+    talk.result(await listing(failed(3)))
+    assert await talk.calls() == [("fetch_job_log", {"job_id": 3})]
 
 
 async def test_an_empty_log_is_no_cause() -> None:
