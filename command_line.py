@@ -30,6 +30,7 @@ class Options:
         tool_timeout_s: one timeout for all tools; None leaves each tool its own.
         tool_timeouts_s: tool name -> timeout.
         pool: the file of candidate models, for the model `pool`.
+        ci: where CI is asked; None for the stub.
         evidence: the folder in which a run folder is made; None for no evidence.
         served_by: what stands between this program and the model, in the user's words.
     """
@@ -37,6 +38,7 @@ class Options:
     question: str
     model: str
     pool: str
+    ci: str | None
     token_budget: int | None
     tool_timeout_s: float | None
     tool_timeouts_s: Mapping[str, float]
@@ -171,6 +173,14 @@ FLAGS = (
         read=path,
     ),
     Flag(
+        name="--ci",
+        metavar="SOURCE",
+        default=None,
+        help="where CI is asked: github (the repository of this folder), github:OWNER/REPO, folder:PATH (logs and JUnit"
+        " XML, or a zip of them), buildbot:URL (default: a local stub)",
+        read=str.strip,
+    ),
+    Flag(
         name="--token-budget",
         metavar="TOKENS",
         default=None,
@@ -182,7 +192,7 @@ FLAGS = (
         metavar="[NAME=]SECONDS",
         default=None,
         help="what one tool call may take, in seconds: for all tools, or with NAME= for one; repeatable"
-        " (default: 10, for fetch_job_log 3)",
+        " (default: 10, for the stub's fetch_job_log 3; with --ci 20)",
         read=tool_timeout,
     ),
     Flag(
@@ -251,6 +261,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         question=question,
         model=values["--model"],
         pool=values["--pool"],
+        ci=values["--ci"] or None,
         token_budget=values["--token-budget"],
         tool_timeout_s=timeouts.pop(None, None),
         tool_timeouts_s=timeouts,

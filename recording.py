@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.request import getproxies
 
+from bounded.exit import keep_interrupt
 from bounded.limits import Limits
 from bounded.run import Answer, Observer
 from command_line import UsageError
@@ -14,6 +15,18 @@ from evidence.folder import RunFolder
 from evidence.provenance import public, record_provenance
 from models.factory import endpoint
 from terminal import answer_dict
+
+
+def recorded(parent: str | None, **about: Any) -> "Recording | None":
+    """A `Recording` in that folder; None where none is named.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    if parent is None:
+        return None
+    keep_interrupt()
+    return Recording(parent, **about)
 
 
 class Recording:
@@ -78,9 +91,10 @@ class Recording:
             name, limits=limits, deadline_s=deadline_s, question=question, model=self.model, **facts
         )
 
-    def stop(self, name: str, answer: Answer) -> None:
-        """Record what a run came to."""
-        self.folder.record("stop", name, **{**answer_dict(answer), "model": self.model})
+    def stop(self, name: str, answer: Answer, **more: object) -> None:
+        """Record what a run came to, and what is said of it besides."""
+        told = {key: value for key, value in more.items() if value is not None}
+        self.folder.record("stop", name, **{**answer_dict(answer), **told, "model": self.model})
 
     def close(self, outcome: str) -> None:
         """Seal the folder, and say on stderr where it is.

@@ -67,15 +67,16 @@ def not_installed(missing: ModuleNotFoundError) -> str:
     return f"{missing.name} is not installed for {sys.executable}; {hint}"
 
 
-def show_json(answer: "Answer") -> None:
-    """Print what a run came to as one JSON object."""
+def show_json(answer: "Answer", **more: object) -> None:
+    """Print what a run came to as one JSON object, and what is said of it besides."""
     import json
 
-    print(json.dumps(answer_dict(answer), indent=2, allow_nan=False))
+    told = {name: value for name, value in more.items() if value is not None}
+    print(json.dumps({**answer_dict(answer), **told}, indent=2, allow_nan=False))
 
 
-def show(answer: "Answer") -> None:
-    """Print what a run came to as text."""
+def show(answer: "Answer", quotes: str = "") -> None:
+    """Print what a run came to as text; `quotes` says whether what the answer quotes was found."""
     print(f"outcome: {answer.outcome}")
     print(f"tokens: {answer.known_subtotal} ({'known' if answer.usage_known else 'unknown'})")
     if answer.model:
@@ -89,6 +90,8 @@ def show(answer: "Answer") -> None:
         print(f"usage: {answer.usage_fault}")
     if answer.text:
         print(f"\n{answer.text}")
+    if quotes:
+        print(f"\n{quotes}")
     print("\nbased on:" if answer.receipts else "\nbased on: no tool call")
     for receipt in answer.receipts:
         print(f"  {call_label(receipt)} {fate(receipt)}")

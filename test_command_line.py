@@ -25,6 +25,7 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
         question=QUESTION,
         model="gemini-3.8-flash",
         pool="models.toml",
+        ci=None,
         token_budget=None,
         tool_timeout_s=None,
         tool_timeouts_s={},
@@ -42,6 +43,7 @@ def test_without_any_setting_the_documented_defaults_hold() -> None:
     ("flag", "text", "field", "value"),
     [
         ("--model", "offline", "model", "offline"),
+        ("--ci", "github:o/r", "ci", "github:o/r"),
         ("--pool", "mine.toml", "pool", "mine.toml"),
         ("--token-budget", "4096", "token_budget", 4096),
         ("--tool-timeout", "2.5", "tool_timeout_s", 2.5),

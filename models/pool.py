@@ -20,7 +20,7 @@ from bounded.run import Run
 from bounded.text import secret_values
 from models.attempts import Attempt, attempt
 from models.catalogue import Candidate, read_catalogue
-from models.factory import SetUpMissing, build_as, endpoint_of
+from models.factory import POOL, SetUpMissing, build_as, build_model, endpoint_of
 from models.failures import ModelFailed, call_model, failed
 from models.readiness import (
     FIRST_TOKENS,
@@ -35,6 +35,7 @@ from models.readiness import (
 )
 
 if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
 
 # What an HTTP client of a candidate waits for one read at most: our own bounds come before it.
@@ -205,6 +206,19 @@ def read_pool(path: str, environment: Mapping[str, str]) -> Pool:
         SetUpMissing: the file, or a setting of the preflight, cannot be taken.
     """
     return Pool(read_catalogue(Path(path)), environment=environment, max_escalations=escalations_allowed(environment))
+
+
+def chat_model(
+    name: str, *, pool: str, model_timeout_s: float | None, environment: Mapping[str, str]
+) -> "BaseChatModel | Pool":
+    """The model of that name, or the pool of the file `pool`.
+
+    Raises:
+        SetUpMissing: a key, a file or a setting is missing or wrong.
+    """
+    if name == POOL:
+        return read_pool(pool, environment)
+    return build_model(name, model_timeout_s=model_timeout_s, environment=environment)
 
 
 async def next_reply(run: Run, caller: Any, messages: "Sequence[BaseMessage]", limits: Limits) -> Reply:
