@@ -264,6 +264,9 @@ def test_a_question_leaves_a_sealed_folder_that_holds(model: str, form: str, tmp
         {"ci": {"fetch_job_log": 3.0}},
     )
     assert asked["model"] == came_to["model"]
+    quotes = {"offline": {"found": 3, "total": 3, "jobs": [812], "missing": [], "left_out": 0}}
+    none = {"found": 0, "total": 0, "jobs": [], "missing": [], "left_out": 0}
+    assert came_to["quotes"] == quotes.get(model, none)
     about = (folder / "provenance.json").read_text()
     assert str(tmp_path) not in about
     assert json.loads(about)["endpoint"] == "in_process"

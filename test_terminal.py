@@ -62,6 +62,7 @@ def test_json_is_one_object_without_nulls_and_quiet_is_quiet() -> None:
     assert (answer["schema_version"], answer["outcome"], answer["usage_known"]) == (1, "answered", True)
     (receipt,) = answer["receipts"]
     assert (receipt["source_gap"], receipt["bound_s"]) == ("native_tool_timeout", 3.0)
+    assert answer["quotes"]["total"] == 0
     assert "null" not in done.stdout
 
 
