@@ -261,7 +261,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Options:
         question=question,
         model=values["--model"],
         pool=values["--pool"],
-        ci=values["--ci"] or None,
+        ci=values["--ci"],
         token_budget=values["--token-budget"],
         tool_timeout_s=timeouts.pop(None, None),
         tool_timeouts_s=timeouts,

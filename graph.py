@@ -27,7 +27,7 @@ from bounded.timeouts import check_seconds
 
 if TYPE_CHECKING:  # `--help` must not wait for any of these
     import asyncio
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from langchain_core.language_models import BaseChatModel
     from langchain_core.runnables import RunnableConfig
@@ -251,8 +251,9 @@ async def ask_and_exit(
         if progress is not None:
             progress.close()
         answer = last or run.answer()
-        quotes = grounds.of(answer.text) if grounds is not None and answer.text else None
+        quotes = None
         try:
+            quotes = grounds.of(answer.text) if grounds is not None and answer.text else None
             if options.json:
                 show_json(answer, quotes=quotes and quotes.as_dict())
             else:
@@ -288,9 +289,11 @@ def _known(run: "Run") -> State:
     }
 
 
-def _work(
-    options: "Options", environment: Mapping[str, str], secrets: frozenset[str]
-) -> "Coroutine[Any, Any, NoReturn]":
+def _prepared(options: "Options", environment: Mapping[str, str]) -> "Callable[[], NoReturn]":
+    from functools import partial
+
+    from bounded.exit import run_to_exit  # only now: `--help` has no use for asyncio
+    from bounded.text import secret_values
     from ci import LocalCi
     from command_line import UsageError
     from models.pool import Pool, chat_model
@@ -303,9 +306,10 @@ def _work(
     model = chat_model(
         options.model, pool=options.pool, model_timeout_s=options.model_timeout_s, environment=environment
     )
-    first = None
+    first, secrets = None, secret_values(environment)
+    candidates: Sequence[Mapping[str, object]] = ()
     if isinstance(model, Pool):
-        first, secrets = model.make_ready, secrets | model.keys()
+        first, secrets, candidates = model.make_ready, secrets | model.keys(), model.described()
     clean_logs(secrets)
     try:
         source: JobSource = LocalCi() if options.ci is None else job_source(options.ci, environment)
@@ -314,9 +318,9 @@ def _work(
     tools, grounds = ci_tools(source, secrets=secrets), Grounds()
     limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET, host=grounds)  # until here Ctrl-C just ends
-    about = {"environment": environment, "secrets": secrets, "served_by": options.served_by}
-    recording = recorded(options.evidence, kind="question", model=options.model, **about)
-    return ask_and_exit(graph, options, limits, secrets, recording, first, grounds)
+    about = {"environment": environment, "secrets": secrets, "candidates": candidates}
+    recording = recorded(options.evidence, kind="question", model=options.model, served_by=options.served_by, **about)
+    return partial(run_to_exit, ask_and_exit(graph, options, limits, secrets, recording, first, grounds), secrets)
 
 
 def main() -> NoReturn:
@@ -330,16 +334,12 @@ def main() -> NoReturn:
     set_up()
     try:
         options = parse(sys.argv[1:], os.environ)
-        from bounded.exit import run_to_exit  # only now: `--help` has no use for asyncio
-        from bounded.text import secret_values
-
-        secrets = secret_values(os.environ)
-        work = _work(options, os.environ, secrets)
+        run = _prepared(options, os.environ)
     except (UsageError, SetUpMissing) as exc:
         sys.exit(complain("graph.py", str(exc)))
     except ModuleNotFoundError as exc:
         sys.exit(complain("graph.py", not_installed(exc)))
-    run_to_exit(work, secrets)
+    run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from bounded.calls import Cut, until_cut
 from bounded.deadlines import deadline_scope, now
-from bounded.exit import arm_watchdog, end_process, keep_interrupt, on_interrupt, run_to_exit
+from bounded.exit import arm_watchdog, end_process, on_interrupt, run_to_exit
 from bounded.outcomes import Outcome
 from bounded.run import Run, to_all
 from bounded.text import secret_values
@@ -33,7 +33,7 @@ from models.attempts import PROVIDER_ERROR, Attempt
 from models.factory import SetUpMissing
 from models.pool import SERVES_NONE, Pool, Routed, read_pool
 from models.readiness import INVALID, LAYER_S, NoneReady, Report, Row
-from recording import Recording
+from recording import Recording, recorded
 from terminal import Progress, clean_logs, complain, not_installed, set_up
 
 ATTEMPT_S = 120.0  # what a large model may take to load and to answer with tools bound
@@ -159,9 +159,9 @@ def _judged(done: Attempt, max_attempts: int) -> EndToEnd:
             return EndToEnd(status="ready", **facts)
         return EndToEnd(status=INVALID, trigger=done.trigger, **facts)
     code = done.error_type or PROVIDER_ERROR
-    if done.http_status == 200 and not done.timed_out:  # a response, and none that can be read
+    if done.http_status == 200 and not done.broke_off:  # a response, and none that can be read
         return EndToEnd(status=INVALID, error_code=code, **facts)
-    if done.http_status is None or done.timed_out:
+    if done.http_status in (None, 200) or done.timed_out:
         status = "gateway_transport_exhausted"
     else:
         status = "gateway_rejected" if max_attempts == 1 else "gateway_retry_rejected"
@@ -291,18 +291,15 @@ def main() -> NoReturn:
         pool = read_pool(values["--pool"], os.environ)
         secrets = secret_values(os.environ) | pool.keys()
         clean_logs(secrets)
-        recording = None
-        if values["--evidence"] is not None:
-            keep_interrupt()
-            recording = Recording(
-                values["--evidence"],
-                kind="preflight",
-                model="pool",
-                environment=os.environ,
-                secrets=secrets,
-                served_by=values["--served-by"],
-                candidates=pool.described(),
-            )
+        recording = recorded(
+            values["--evidence"],
+            kind="preflight",
+            model="pool",
+            environment=os.environ,
+            secrets=secrets,
+            served_by=values["--served-by"],
+            candidates=pool.described(),
+        )
     except (UsageError, SetUpMissing) as exc:
         sys.exit(complain("preflight.py", str(exc)))
     except ModuleNotFoundError as exc:

@@ -1,7 +1,7 @@
 """What the scripts share to keep evidence: a run folder opened before the runs, and sealed with the last words."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.request import getproxies
@@ -13,7 +13,7 @@ from command_line import UsageError
 from evidence.capture import Finish, frames, pseudo_terminal, tee
 from evidence.folder import RunFolder
 from evidence.provenance import public, record_provenance
-from models.factory import endpoint
+from models.factory import endpoint, looks_for_proxy, provider_of
 from terminal import answer_dict
 
 
@@ -41,6 +41,7 @@ class Recording:
         environment: Mapping[str, str],
         secrets: frozenset[str],
         served_by: str | None,
+        candidates: Sequence[Mapping[str, Any]] = (),
         capture: Callable[[], Finish] = tee,
         **facts: object,
     ) -> None:
@@ -48,6 +49,7 @@ class Recording:
 
         Args:
             served_by: what stands between this program and the model, in the user's words.
+            candidates: of a pool, as `Pool.described` has them.
             capture: how stdout is recorded; with `pseudo_terminal` pictures of the final screen are kept as well.
             facts: what the first event says besides.
 
@@ -59,8 +61,11 @@ class Recording:
         except (OSError, ModuleNotFoundError) as exc:
             raise UsageError(f"--frames cannot be made here: {exc}") from exc
         way = endpoint(model, environment)
-        # Only Gemini's own client looks for a proxy: Ollama's is told not to, and a probe's transport does not.
-        proxied = kind != "live-probe" and model.startswith("gemini-") and bool(getproxies())
+        asked = [(each["provider"], each["endpoint"]) for each in candidates] or [(provider_of(model), way)]
+        # Where a transport is given, as for a live probe, no client looks for a proxy.
+        proxied = kind != "live-probe" and bool(getproxies()) and any(looks_for_proxy(*one) for one in asked)
+        if candidates:
+            facts["candidates"] = candidates
         self._about: dict[str, Any] = {
             "model": model,
             "endpoint": way,

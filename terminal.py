@@ -169,7 +169,7 @@ class Progress:
         elif event.kind == "model_call_cut":
             self.end("model", f"model call {facts['call']} {facts['fate']}")
         elif event.kind == "model_call_passed_over":
-            self.end("model", f"model call {facts['call']} brought no response: the next candidate is asked")
+            self.end("model", f"model call {facts['call']} brought no response")
         elif event.kind == "not_set_up":
             from bounded.text import clean
 

@@ -36,6 +36,7 @@ from fault_cases import BOUND_S, SECRET, Fault, Gate, Tools, provider
 from graph import ask, ask_and_exit, build_graph
 from models.factory import build_model
 from models.scripted import ScriptedModel
+from recording import Recording
 from sources.jobs import TOOL_SET, ci_tools
 from terminal import answer_dict
 from test_graph import QUESTION, asks, call, says
@@ -273,6 +274,34 @@ def test_a_question_leaves_a_sealed_folder_that_holds(model: str, form: str, tmp
     assert str(tmp_path) not in (folder / "events.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("model", "environment", "candidates", "proxied"),
+    [
+        ("gemini-3.8-flash", {}, (), True),
+        ("openai:m", {}, (), True),
+        ("openai:m", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}, (), False),
+        ("gemma4:e2b", {}, (), False),
+        ("offline", {}, (), False),
+        ("pool", {}, ({"provider": "ollama", "endpoint": "loopback"},), False),
+        ("pool", {}, ({"provider": "openai", "endpoint": "overridden"},), True),
+    ],
+)
+def test_a_proxy_stands_between_where_a_client_looks_for_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    environment: dict[str, str],
+    candidates: tuple[dict[str, str], ...],
+    proxied: bool,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.invalid:3128")
+    recording = Recording(
+        str(tmp_path), kind="question", model=model, environment=environment, secrets=frozenset(), served_by=None,
+        candidates=candidates, capture=lambda: lambda: b"",
+    )  # fmt: skip
+    assert json.loads((recording.folder.path / "provenance.json").read_text())["between"]["proxy"] is proxied
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parent", ["a file", "a file/below", "/proc/evidence"])
 def test_a_parent_that_takes_no_folder_is_one_line_and_nothing_is_spent(parent: str, tmp_path: Path) -> None:
@@ -350,8 +379,6 @@ def test_a_secret_of_the_environment_stands_in_no_file(tmp_path: Path) -> None:
 
 def main() -> NoReturn:
     """A run that blocks the loop, through the same calls as in graph.py's main."""
-    from recording import Recording
-
     fault = cases.LOOP_BLOCKED
     options = parse([QUESTION, "--json", "--quiet", "--deadline", str(fault.deadline_s)], {})
     tools = [Tools(Gate()).made(name) for name in fault.tools]

@@ -5,7 +5,7 @@ and a failure is known by its class and its HTTP status alone.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +27,8 @@ PROVIDER_ERROR = "provider_error"
 
 _WORD = re.compile(r"\A[a-z_]{1,32}\Z")
 _IDENTIFIER = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+_NOT_REACHED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "SetUpMissing"})
+_ON_THE_WAY = frozenset({"TransportError", "APIConnectionError", "ConnectionError", "TimeoutError"})
 _statuses: ContextVar[list[int] | None] = ContextVar("statuses", default=None)
 
 
@@ -74,7 +76,12 @@ class Attempt:
         """
         if self.failure is None or self.timed_out:
             return False
-        return self.refused or _not_reached(self.failure)
+        return self.refused or _is_any(self.failure, _NOT_REACHED)
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether it failed on the way, be it that a status had come already: in time, or by the connection."""
+        return self.failure is not None and (self.timed_out or _is_any(self.failure, _ON_THE_WAY))
 
     @property
     def has_text(self) -> bool:
@@ -128,8 +135,8 @@ async def attempt(caller: Any, messages: "Sequence[BaseMessage]", *, bound_s: fl
         _statuses.reset(token)
     took: dict[str, Any] = {"seconds": round(now() - started, 3)}
     if call.ending is not Ending.SETTLED:
-        status = seen[-1] if seen else None  # a body that drips has brought its status
-        return Attempt(failure=TimeoutError("the bound of the call"), http_status=status, timed_out=True, **took)
+        late = TimeoutError("the bound of the call")
+        return Attempt(failure=late, http_status=_status(seen, late), timed_out=True, **took)  # a body may drip
     failure = call.failure
     if failure is None and not isinstance(reply, AIMessage):
         failure = TypeError("no chat message")
@@ -171,16 +178,16 @@ def _status(seen: list[int], failure: BaseException | None) -> int | None:
     return known[0] if known else None
 
 
-def _not_reached(failure: BaseException) -> bool:
-    """Whether no connection came about, by the classes of the failure and of what it stands on."""
+def _is_any(failure: BaseException, names: Collection[str]) -> bool:
+    """Whether a failure, or what it stands on, is of a class of one of these names; no SDK is imported to ask."""
     seen: list[BaseException] = []
     error: BaseException | None = failure
     while error is not None and error not in seen and len(seen) < 8:
-        if any(cls.__name__ in ("ConnectError", "ConnectTimeout", "SetUpMissing") for cls in type(error).__mro__):
+        if any(cls.__name__ in names for cls in type(error).__mro__):
             return True
         seen.append(error)
         error = error.__cause__ or error.__context__
-    return isinstance(failure, ConnectionRefusedError)
+    return False
 
 
 def _shows_reasoning(reply: "AIMessage") -> bool:

@@ -32,9 +32,9 @@ class Candidate(BaseModel):
 
     Attributes:
         id: what it is called in tables and records.
-        base_url: where it is asked; None for the provider's own address, or Ollama's on this machine.
+        base_url: where it is asked; None for where the environment sends its provider's requests.
         api_key_env: the name of the variable that holds its key; None for the provider's usual one, which is sent to
-            the provider's usual address only.
+            no `base_url`. Ollama is sent none.
         cost_rank: the cheaper, the lower; only the order counts.
         zero_retention: whether you attest that its provider keeps nothing of what it is sent.
         max_output_tokens, context_tokens: its ceilings, as far as they are known.

@@ -16,6 +16,7 @@ OPENAI_ADDRESS = "https://api.openai.com/v1"
 ADDRESS_ENV = {"gemini": "GOOGLE_GEMINI_BASE_URL", "openai": "OPENAI_BASE_URL", "ollama": "OLLAMA_HOST"}
 POOL = "pool"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LOOK = "look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE and its address"
 
 Provider = Literal["gemini", "openai", "ollama"]
 
@@ -55,7 +56,7 @@ def build_model(
     if levers is not None:
         timeout_s = levers.http_timeout_s
     return build_as(
-        _provider(name),
+        provider_of(name),
         name.removeprefix("openai:"),
         timeout_s=timeout_s,
         environment=environment,
@@ -94,10 +95,9 @@ def build_as(
     except ModuleNotFoundError:
         raise
     except (ImportError, OSError) as exc:  # what a proxy's or a certificate's setting does to an HTTP client
-        raise SetUpMissing(
-            f"the client of {model} cannot be built ({type(exc).__name__}: {exc});"
-            " look at HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
-        ) from exc
+        raise SetUpMissing(f"the client of {model} cannot be built ({type(exc).__name__}: {exc}); {_LOOK}") from exc
+    except ValueError as exc:  # so says an SDK of an address, a name or a number; its text may quote a key
+        raise SetUpMissing(f"the client of {model} cannot be built ({type(exc).__name__}); {_LOOK}") from None
 
 
 def endpoint(name: str, environment: Mapping[str, str]) -> str:
@@ -106,7 +106,17 @@ def endpoint(name: str, environment: Mapping[str, str]) -> str:
         return POOL
     if name == "offline" or name.startswith("scripted:"):
         return "in_process"
-    return endpoint_of(_provider(name), environment)
+    return endpoint_of(provider_of(name), environment)
+
+
+def provider_of(name: str) -> Provider:
+    """Whose model a name is, in-process ones apart."""
+    return "gemini" if name.startswith("gemini-") else "openai" if name.startswith("openai:") else "ollama"
+
+
+def looks_for_proxy(provider: Provider, way: str) -> bool:
+    """Whether a provider's client, whose requests go that `way`, takes the environment's proxy."""
+    return provider == "gemini" or (provider == "openai" and way != "loopback")
 
 
 def endpoint_of(provider: Provider, environment: Mapping[str, str]) -> str:
@@ -125,10 +135,6 @@ def openai_endpoint(address: str) -> str:
     if named == "api.openai.com" or named.endswith(".api.openai.com"):
         return "provider"
     return "loopback" if named in _LOOPBACK else "overridden"
-
-
-def _provider(name: str) -> Provider:
-    return "gemini" if name.startswith("gemini-") else "openai" if name.startswith("openai:") else "ollama"
 
 
 def _hostname(host: str) -> str:

@@ -19,8 +19,10 @@ _PULL_REQUEST = re.compile(
 _JOB = re.compile(r"\bjobs?(?: number| no\.?)?[\s#/:]{0,3}(\d{1,12})\b", re.IGNORECASE)
 _FAILED_JOB = re.compile(r"^- job (\d+): (failed|timed_out), (.+)$", re.MULTILINE)
 _FAILING_LINE = re.compile(
-    r"^(?:E\s{2,}\S|FAILED |ERROR |.*\b(?:error|exception|fatal|panic)\b.*:"
-    r"|.*\bassert(?:ion)?\b.*\bfail|\S+(?:Error|Exception)\b)",
+    r"^(?:E\s{2,}\S|\s*--- FAIL: |(?-i:FAIL(?:ED|:)?) \S|ERROR:? |\s*(?:●|✕|✗|✖|not ok) \S|.*\bFAILED$"
+    r"|.*\b(?:error|exception|fatal|panic)\b.*:|.*\bassert(?:ion)?\b.*\bfail|\s*\S+(?:Error|Exception)\b"
+    r"|Execution failed for |.*\b(?:killed|segmentation fault|no space left|would reformat|undefined reference)\b"
+    r"|(?-i:(?:\S+ )?[A-Z]{1,4}\d{3,4}) |\S+\.go:\d+:\d+: |\s*\d+:\d+\s+error\b)",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"^\d+\| ?")

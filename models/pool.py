@@ -195,8 +195,6 @@ class Pool:
             )
         except ModuleNotFoundError as exc:
             raise SetUpMissing(f"candidate {candidate.id}: {exc.name} is not installed") from exc
-        except ValueError as exc:  # an SDK's own complaint about a name or a number; its text may quote a key
-            raise SetUpMissing(f"candidate {candidate.id}: its client cannot be built ({type(exc).__name__})") from exc
 
 
 def read_pool(path: str, environment: Mapping[str, str]) -> Pool:

@@ -253,7 +253,7 @@ class _Layer:
             model = self._build(candidate, tokens)
             caller = model.bind_tools([TOOL]) if purpose == "tool_call" else model
         except SetUpMissing as exc:
-            self._observe("not_set_up", agent_id=candidate.id, reason=str(exc))  # our own words, of no provider
+            self._observe("not_set_up", agent_id=candidate.id, reason=str(exc))  # no provider was asked
             return Attempt(failure=exc)
         left = time_left()
         if left == 0:

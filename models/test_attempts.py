@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,6 +160,16 @@ def test_what_was_not_reached_or_refused_has_spent_nothing_and_all_else_is_unkno
 
 def test_a_reply_that_drips_past_its_bound_is_unknown_be_its_status_an_error() -> None:
     assert not Attempt(failure=TimeoutError(), http_status=500, timed_out=True).spent_nothing
+
+
+async def test_a_status_that_is_none_is_not_on_record_where_the_bound_ended_it_either() -> None:
+    class Odd:
+        async def ainvoke(self, _: object) -> None:
+            await note_status(SimpleNamespace(status_code=999))
+            await asyncio.Event().wait()
+
+    done = await attempt(Odd(), [], bound_s=0.01, on_late=lambda _: None)
+    assert (done.timed_out, done.http_status) == (True, None)
 
 
 def test_causes_that_go_round_in_a_circle_end() -> None:

@@ -176,6 +176,15 @@ async def test_it_answers_with_the_failing_lines_without_their_numbers_and_at_mo
         "ModuleNotFoundError: No module named 'shop'",
         "panic: runtime error: index out of range",
         "fatal: not a git repository",
+        "--- FAIL: TestTotal (0.00s)",
+        "FAIL: test_total (test_cart.CartTest.test_total)",
+        "CartTest > total() FAILED",
+        "  ● cart › counts",
+        "not ok 3 - counts",
+        "cart.go:3:5: undefined: total",
+        "  2:13  error  'b' is not defined  no-undef",
+        "cart.py:3:5: F401 `os` imported but unused",
+        "./run.sh: line 12:  2231 Killed                  python3 train.py",
     ],
 )
 async def test_a_line_that_looks_like_a_cause_is_shown(line: str) -> None:

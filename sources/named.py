@@ -1,5 +1,6 @@
 """A name becomes a job source: github[:OWNER/REPO], folder:PATH or buildbot:URL."""
 
+import os.path
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def job_source(name: str, environment: Mapping[str, str]) -> JobSource:
     if kind == "folder" and what:
         from sources.folder import Folder
 
-        if not Path(what).exists():
+        if not os.path.exists(what):  # that of a Path raises for a name that is too long
             raise ValueError(f"folder:{what[:200]!a}: there is no such folder or zip")
         return Folder(Path(what))
     if kind == "buildbot" and what:
