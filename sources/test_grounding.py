@@ -188,15 +188,11 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_answers_take_time_in_proportion(kind: str) -> None:
-    def seconds(size: int) -> float:
-        text = HOSTILE[kind](size)
-        started = time.process_time()
-        ground(text, {1: text, 2: LOG})
-        return time.process_time() - started
-
-    few = min(seconds(10_000) for _ in range(3))
-    assert seconds(100_000) < 40 * few + 0.5
+def test_a_hostile_answer_is_looked_up_before_anyone_loses_patience(kind: str) -> None:
+    text = HOSTILE[kind](100_000)
+    started = time.process_time()
+    ground(text, {1: text, 2: LOG})
+    assert time.process_time() - started < 10  # it takes a fraction of a second; what backtracks takes minutes
 
 
 MARKDOWN = st.lists(

@@ -152,16 +152,12 @@ def test_what_many_failures_say_is_capped_and_counted() -> None:
 
 
 @pytest.mark.slow
-def test_hostile_reports_take_time_in_proportion() -> None:
-    def seconds(text: str) -> float:
-        started = time.perf_counter()
-        read(text)
-        return time.perf_counter() - started
-
+def test_a_hostile_report_is_read_before_anyone_loses_patience() -> None:
     for unit in ('<testcase name="a"><failure>b</failure></testcase>', "<failure>b\n</failure>", "b\n<a/>"):
-        body = f"{failed('first')[:-11]}{unit}"  # into an open test
-        few = min(seconds(f"<testsuite>{body}{unit * 10_000}") for _ in range(3))
-        assert seconds(f"<testsuite>{body}{unit * 100_000}") < 40 * few + 1
+        text = f"<testsuite>{failed('first')[:-11]}{unit * 100_000}"  # into an open test
+        started = time.process_time()
+        read(text)
+        assert time.process_time() - started < 20  # it takes a second; what is quadratic takes an hour
 
 
 PIECES = ["<testsuites>", "<testsuite name='s' failures='1'>", "</testsuite>", "<testcase name='a'>", "</testcase>"]
