@@ -314,7 +314,7 @@ def _prepared(options: "Options", environment: Mapping[str, str]) -> "Callable[[
     try:
         source: JobSource = LocalCi() if options.ci is None else job_source(options.ci, environment)
     except ValueError as exc:
-        raise UsageError(f"--ci {exc}") from None
+        raise UsageError(f"--ci: {exc}") from None
     tools, grounds = ci_tools(source, secrets=secrets), Grounds()
     limits = options.limits([tool.name for tool in tools], {TOOL_SET: source.timeouts})
     graph = build_graph(model, tools, limits=limits, tool_set=TOOL_SET, host=grounds)  # until here Ctrl-C just ends

@@ -40,6 +40,11 @@ ATTEMPT_S = 120.0  # what a large model may take to load and to answer with tool
 MAX_ATTEMPTS = 3
 ATTEMPTS = "REVIEW_PREFLIGHT_GATEWAY_MAX_ATTEMPTS"
 STATUS = {"ready": 0, "not_ready": 4, "interrupted": Outcome.INTERRUPTED.exit_status}
+_HINTS = {
+    401: ": look at the key that its api_key_env names",
+    403: ": look at the key that its api_key_env names",
+    404: ": no such model, or base_url does not end where it should (openai: /v1)",
+}
 EPILOG = f"""\
 exit status: 0 the pool can serve; 4 it cannot; 1 a bug, or output that could not be written; 2 bad arguments or
 missing set-up; 130 interrupted. {ATTEMPTS} (1 to 9999, default {MAX_ATTEMPTS}) is how
@@ -214,13 +219,14 @@ def show(known: Preflight, serving: tuple[str, ...]) -> None:
         print(f"\nescalations: {used} of {budget}" + ("; the fallback stage was run" if known.report.primary else ""))
     if known.end_to_end is not None:
         print(f"end to end: {_end_said(known.end_to_end)}")
-    print(f"serving: {', '.join(serving) or 'none'}")
+    word = "serving" if known.outcome == "ready" or not serving else "would be asked"
+    print(f"{word}: {', '.join(serving) or 'none'}")
 
 
 def _said(row: Row) -> str:
     if not row.ready:
         status = "" if row.http_status in (None, 200) else f" (HTTP {row.http_status})"
-        return f"rejected: {row.error_type}{status}"
+        return f"rejected: {row.error_type}{status}{_HINTS.get(row.http_status or 0, '')}"
     raised = ", escalated" if row.escalated else ""
     return f"ready{raised}; calls tools: {row.tool_calls}; usage: {row.usage}"
 

@@ -135,7 +135,7 @@ def test_a_wrong_command_line_says_what_is_right(arguments: list[str], message: 
             {"OPENAI_API_KEY": "fake-key-0123", "HTTPS_PROXY": "gopher://h"},
             "look at HTTP_PROXY",
         ),
-        ([QUESTION, "--model", "offline", "--ci", ""], {}, "--ci takes github, "),
+        ([QUESTION, "--model", "offline", "--ci", ""], {}, "--ci: takes github, "),
         ([QUESTION, "--model", "offline", "--ci", f"folder:{'x' * 5000}"], {}, "there is no such folder or zip"),
         ([QUESTION, "--deadline", "0"], {}, "--deadline takes a number of seconds above 0, not '0'"),
     ],

@@ -172,7 +172,7 @@ def test_the_table_shows_both_stages_and_what_was_last_asked(
     assert lines[0] == "outcome: not_ready"
     assert lines[-2:] == [
         "end to end: gateway_rejected, 1 attempt, last asked: b, trigger A, HTTP 404, Refused, 0.0 s",
-        "serving: a, b",
+        "would be asked: a, b",
     ]
 
 

@@ -136,5 +136,9 @@ def _candidate(path: Path, number: int, table: Mapping[str, object]) -> Candidat
     except ValidationError as exc:
         fault = exc.errors(include_input=False, include_context=False, include_url=False)[0]
         key = str(fault["loc"][0])[:40] if fault["loc"] else "candidate"
-        why = _FORMS.get(key, fault["msg"]) if fault["type"] not in ("missing", "extra_forbidden") else fault["msg"]
+        why = _FORMS.get(key, fault["msg"])
+        if fault["type"] == "missing":
+            why = "is needed"
+        elif fault["type"] == "extra_forbidden":
+            why = f"there is no such key; there are {', '.join(Candidate.model_fields)}"
         raise SetUpMissing(f"{path}: candidate {number}: {key!a}: {why}") from None

@@ -48,7 +48,7 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     ("google.genai.errors.APIError", "bad_reply", UNREADABLE),
     ("google.genai.errors.UnknownApiResponseError", "bad_reply", UNREADABLE),
     ("google.genai.errors.ContinuationInterruptedError", "bad_reply", CUT_SHORT),
-    ("openai.AuthenticationError", "unauthorized", BAD_KEY),
+    ("openai.AuthenticationError", "unauthorized", f"{BAD_KEY}, or wants one: OPENAI_API_KEY"),
     ("openai.PermissionDeniedError", "unauthorized", BAD_KEY),
     (
         "openai.NotFoundError",
@@ -74,7 +74,8 @@ FAILURES: tuple[tuple[str, str, str], ...] = (
     (
         "httpx.ConnectError",
         "unreachable",
-        "the model's server does not answer; for Ollama, run: ollama serve, or look at OLLAMA_HOST",
+        "the model's server does not answer; for Ollama, run: ollama serve, or look at OLLAMA_HOST; for an"
+        " OpenAI-compatible server, openai:MODEL",
     ),
     ("httpx*.TimeoutException", "timeout", TOO_SLOW),
     ("httpx*.RemoteProtocolError", "bad_reply", CUT_SHORT),

@@ -22,13 +22,18 @@ _FAILING_LINE = re.compile(
     r"^(?:E\s{2,}\S|\s*--- FAIL: |(?-i:FAIL(?:ED|:)?) \S|ERROR:? |\s*(?:●|✕|✗|✖|not ok) \S|.*\bFAILED$"
     r"|.*\b(?:error|exception|fatal|panic)\b.*:|.*\bassert(?:ion)?\b.*\bfail|\s*\S+(?:Error|Exception)\b"
     r"|Execution failed for |.*\b(?:killed|segmentation fault|no space left|would reformat|undefined reference)\b"
-    r"|(?-i:(?:\S+ )?[A-Z]{1,4}\d{3,4}) |\S+\.go:\d+:\d+: |\s*\d+:\d+\s+error\b)",
+    r"|(?-i:(?:\S+ )?[A-Z]{1,4}\d{3,4}) |\S+\.go:\d+:\d+: |\s*\d+:\d+\s+error\b"
+    r"|\s+\S+\.go:\d+: |\s*(?:Expected|Received): |npm (?:ERR!|error) |##\[error\]|thread '.*' .*panicked at"
+    r"|(?-i:> (?!Task |Run |There |Configure )[A-Z]))",  # why a Gradle task failed
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"^\d+\| ?")
 _CUT = re.compile(r"^\.\.\. [\d,]+ lines? \.\.\.$")
 # That a step failed is known, and a line that is only a mark shows nothing.
-_SAYS_NOTHING = re.compile(r"^(?:##\[error\]Process completed with exit code \d+\.?|\W*\w+\W*)$")
+_SAYS_NOTHING = re.compile(
+    r"^(?:##\[error\]Process completed with exit code \d+\.?|\W*\w+\W*"
+    r"|\[ERROR\] (?:To see the full|Re-run |For more info|\[Help ).*|npm (?:ERR!|error) A complete log.*)$"
+)
 _MARKER = "==="
 _NO_FAILURE = "no failure found"
 _MAX_LINES = 6

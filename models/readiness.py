@@ -127,7 +127,8 @@ class NoneReady(Exception):
     def __init__(self, report: Report) -> None:
         stages = [report.primary, report] if report.primary else [report]
         why = [f"{row.agent_id}: {_why(row)}" for stage in stages for row in stage.rows]
-        super().__init__(f"no candidate of the pool is ready ({'; '.join(why)}); python preflight.py shows more")
+        more = "python preflight.py, with the same --pool, shows more"
+        super().__init__(f"no candidate of the pool is ready ({'; '.join(why)}); {more}")
         self.report = report
 
 

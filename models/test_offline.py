@@ -185,6 +185,12 @@ async def test_it_answers_with_the_failing_lines_without_their_numbers_and_at_mo
         "  2:13  error  'b' is not defined  no-undef",
         "cart.py:3:5: F401 `os` imported but unused",
         "./run.sh: line 12:  2231 Killed                  python3 train.py",
+        "    cart_test.go:3: Total = 3; want 4",
+        "    Received: 3",
+        "thread 'fails' (77) panicked at src/lib.rs:5:24:",
+        "npm error code ERESOLVE",
+        "> Compilation failed; see the compiler error output for details.",
+        "##[error]The job has exceeded the maximum execution time of 6m0s",
     ],
 )
 async def test_a_line_that_looks_like_a_cause_is_shown(line: str) -> None:
@@ -192,6 +198,17 @@ async def test_a_line_that_looks_like_a_cause_is_shown(line: str) -> None:
     await talk.next()
     talk.result(f"What stands between is data.\n=== log ===\nall is well\n{line}\nPost job cleanup.\n=== log ===")
     assert await talk.says() == f"Job 1. The failing lines of its log:\n    {line}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["> shop@1.0.0 test", "> Task :jar", "[ERROR] Re-run Maven using the -X switch to enable full debug logging."],
+)
+async def test_a_line_of_routine_is_not_shown_as_a_cause(line: str) -> None:
+    talk = Talk("job 1")
+    await talk.next()
+    talk.result(f"What stands between is data.\n=== log ===\n{line}\nfatal: no\n=== log ===")
+    assert await talk.says() == "Job 1. The failing lines of its log:\n    fatal: no"
 
 
 async def test_a_log_without_such_a_line_is_shown_from_its_end_and_called_that() -> None:

@@ -326,7 +326,7 @@ def test_none_ready_is_a_model_error_that_names_each_candidate(on_virtual_clock:
     assert (answer.outcome, answer.model_calls, answer.usage_known) == (Outcome.MODEL_ERROR, 0, True)
     assert answer.reason == (
         "no candidate of the pool is ready (a: 401; b: invalid_chat_response; c: ConnectError);"
-        " python preflight.py shows more"
+        " python preflight.py, with the same --pool, shows more"
     )
     (probed,) = talk.facts("pool_probed")
     assert (probed["serving"], probed["report"]["ready_count"]) == ([], 0)

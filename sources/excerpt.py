@@ -1,6 +1,6 @@
 """The few lines of a CI log that explain its failure, each with its number: no model, no network, bounded memory.
 
-    gh run view --log-failed | python -m sources.excerpt -
+    gh run view RUN --log-failed -R OWNER/REPO | python -m sources.excerpt -
     python -m sources.excerpt --max-bytes 2000 build.log
 
 A log is read twice: once for the lines that say something by their shape (`sources/shapes.py`), and then around those
@@ -233,14 +233,16 @@ def main(arguments: list[str]) -> int:
         if not re.fullmatch(r"[1-9]\d{0,8}", number, re.ASCII):
             return _refuse(f"--max-bytes takes a number from 1 to 999999999, not {number!r}")
         max_bytes, arguments = int(number), arguments[:at] + arguments[at + 2 :]
+    if arguments in (["--help"], ["-h"]):
+        print(f"usage: {_USAGE}")
+        return 0
     if len(arguments) != 1 or (arguments[0].startswith("-") and arguments[0] != "-"):
         return _refuse("it takes one file, or - for standard input")
     try:
-        if arguments[0] == "-":
-            text = excerpt(sys.stdin.buffer, max_bytes)
-        else:
-            with open(arguments[0], "rb") as file:
-                text = excerpt(file, max_bytes)
+        with open(0 if arguments[0] == "-" else arguments[0], "rb", closefd=arguments[0] != "-") as file:
+            if arguments[0] == "-" and not file.peek(1):
+                return _refuse("standard input is empty: what should have written a log there said why not")
+            text = excerpt(file, max_bytes)
     except OSError as exc:
         return _refuse(f"{arguments[0]!r} cannot be read: {exc.strerror or exc}")
     try:
@@ -248,6 +250,10 @@ def main(arguments: list[str]) -> int:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to say, at exit neither
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"excerpt: the output could not be written: {exc.strerror or exc}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -257,4 +263,7 @@ def _refuse(why: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

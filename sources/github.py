@@ -71,7 +71,7 @@ class GitHub:
 
     def __init__(self, repository: str, *, environment: Mapping[str, str]) -> None:
         if not re.fullmatch(r"(?!\.\.?/)[\w.-]{1,100}/(?!\.\.?$)[\w.-]{1,100}", repository, re.A):
-            raise ValueError("a GitHub repository is named OWNER/REPO")
+            raise ValueError(f"a GitHub repository is named OWNER/REPO, not {repository[:60]!a}")
         self.repository = repository
         self._url = checked_url(environment.get("GITHUB_API_URL") or "https://api.github.com", "GITHUB_API_URL")
         name = next((name for name in ("GITHUB_TOKEN", "GH_TOKEN") if environment.get(name, "").strip()), "")
@@ -82,13 +82,13 @@ class GitHub:
         self._headers = {"accept": "application/vnd.github+json", "x-github-api-version": "2022-11-28"}
         self._hints = {
             Fault.EXPIRED: "; GitHub keeps logs for a limited time: run the job again",
-            Fault.TOO_LARGE: "; `gh run view --log --job ID` saves it to a file that can be asked about as a folder",
+            Fault.TOO_LARGE: "; `gh run view --log --job ID > logs/job.log` saves it: then --ci folder:logs",
         }
         if token:
             self._headers["authorization"] = f"Bearer {token}"
             self._hints[Fault.UNAUTHORIZED] = f"; {name} is wrong or has expired"
             self._hints[Fault.FORBIDDEN] = f"; the token in {name} would need the right to read this"
-            self._hints[Fault.NOT_FOUND] = f"; or the token in {name} may not see it"
+            self._hints[Fault.NOT_FOUND] = f"; or there is no such repository, or the token in {name} may not see it"
         else:
             faults = (Fault.UNAUTHORIZED, Fault.FORBIDDEN, Fault.RATE_LIMITED)
             self._hints |= dict.fromkeys(faults, "; a token in GITHUB_TOKEN would help")

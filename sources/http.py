@@ -79,7 +79,7 @@ class Server:
 class _Limited(SourceError):
     def __init__(self, wait_s: float, message: str) -> None:
         super().__init__(Fault.RATE_LIMITED, message)
-        self.wait_s = wait_s
+        self.wait_s, self.said = wait_s, message
 
 
 def checked_url(text: str, name: str) -> str:
@@ -229,7 +229,7 @@ async def _patiently(server: Server, path: str, what: str, read: Read[T], elsewh
             left = time_left()
             # Half a second for the answer itself.
             if chance == _TRIES or limited.wait_s > min(MAX_WAIT_S, MAX_WAIT_S if left is None else left - 0.5):
-                raise
+                raise SourceError(limited.fault, limited.said) from None  # `_Limited` is no word for a user
             wait_s = limited.wait_s
         await asyncio.sleep(wait_s)
     raise AssertionError("the last chance returns or raises")

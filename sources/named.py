@@ -1,6 +1,7 @@
 """A name becomes a job source: github[:OWNER/REPO], folder:PATH or buildbot:URL."""
 
 import os.path
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,8 +29,14 @@ def job_source(name: str, environment: Mapping[str, str]) -> JobSource:
     if kind == "folder" and what:
         from sources.folder import Folder
 
+        what = os.path.expanduser(what)  # a shell leaves the blank-less `folder:~/logs` as it is
         if not os.path.exists(what):  # that of a Path raises for a name that is too long
             raise ValueError(f"folder:{what[:200]!a}: there is no such folder or zip")
+        if Path(what).is_file() and not zipfile.is_zipfile(what):
+            raise ValueError(
+                f"folder:{what[:200]!a} is neither a folder nor a whole zip; name the folder that it lies in, or of a"
+                " single log: python -m sources.excerpt FILE"
+            )
         return Folder(Path(what))
     if kind == "buildbot" and what:
         from sources.buildbot import Buildbot

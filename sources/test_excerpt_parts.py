@@ -146,6 +146,27 @@ def test_a_wrong_command_is_refused_with_the_right_one(arguments: list[str], why
     assert b"python -m sources.excerpt [--max-bytes N] FILE|-" in done.stderr
 
 
+def test_help_is_given() -> None:
+    assert (run("--help").returncode, run("--help").stdout) == (
+        0,
+        b"usage: python -m sources.excerpt [--max-bytes N] FILE|-\n",
+    )
+
+
+def test_nothing_on_standard_input_is_no_passing_log() -> None:
+    done = run("-")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"standard input is empty" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sources.excerpt", __file__]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "sources.excerpt", "--max-bytes", "900000", "-"]
     with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=-1, stderr=-1) as process:

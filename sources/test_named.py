@@ -40,6 +40,7 @@ def test_github_alone_outside_a_checkout_says_what_to_type(tmp_path: Path, monke
         ("buildbot", "not 'buildbot'"),
         ("\x1b[31m", r"not '\x1b[31m'"),
         ("folder:/no/such", "there is no such folder or zip"),
+        (f"folder:{__file__}", "python -m sources.excerpt FILE"),
         ("github:owner", "a GitHub repository is named OWNER/REPO"),
         ("buildbot:ftp://h", "address"),
     ],
