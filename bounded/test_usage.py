@@ -46,6 +46,8 @@ UNKNOWN: list[object] = [
     # What langchain-google-genai makes of a wire without a total.
     {"input_tokens": 224, "output_tokens": 179, "total_tokens": 0},
     {"input_tokens": 5, "output_tokens": 5, "total_tokens": 9},
+    {"input_tokens": 1000, "total_tokens": 5},
+    {"output_tokens": 900, "total_tokens": 0},
 ]
 
 

@@ -58,7 +58,7 @@ def judge(raw: object) -> Usage:
     fault = None
     if total is None:
         fault = "the reported total is missing" if "total_tokens" not in raw else "the reported total is malformed"
-    elif total < max(used + made if used is not None and made is not None else 0, cached or 0):
+    elif total < max((used or 0) + (made or 0), cached or 0):
         fault = "the reported total is below its parts"
     known = total if fault is None else None
     return Usage(total=known, input=used, output=made, thinking=thinking, fault=fault, raw=raw)

@@ -114,7 +114,7 @@ def _reported(usage: Json) -> dict[str, int | None]:
     total, read, written = (_count(usage, f"{part}_tokens") for part in ("total", "input", "output"))
     cached = _count(usage, "input_token_details", "cache_read") or 0
     thinking, rest = _count(usage, "output_token_details", "reasoning"), None
-    if total is not None and total < max(cached, 0 if read is None or written is None else read + written):
+    if total is not None and total < max(cached, (read or 0) + (written or 0)):
         total = None
     if written is None or thinking is None or thinking > written:
         thinking = None

@@ -27,6 +27,8 @@ PROVIDER_ERROR = "provider_error"
 
 _WORD = re.compile(r"\A[a-z_]{1,32}\Z")
 _IDENTIFIER = re.compile(r"\A[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+_MAY_HAVE_SERVED = frozenset({408, 499, 502, 504})
+_OF_GATEWAYS = range(520, 600)  # in no standard: each gateway has its own meaning for these
 _NOT_REACHED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "SetUpMissing"})
 _ON_THE_WAY = frozenset({"TransportError", "APIConnectionError", "ConnectionError", "TimeoutError"})
 _statuses: ContextVar[list[int] | None] = ContextVar("statuses", default=None)
@@ -71,12 +73,15 @@ class Attempt:
     def spent_nothing(self) -> bool:
         """Whether it can have spent nothing: its provider was not reached, or said by a status that it did not serve.
 
-        Google says of a 400 and a 500 that they are not charged (ai.google.dev/gemini-api/docs/billing). Of whatever
-        else brought no reply it is unknown.
+        Google says of a 400 and a 500 that they are not charged (ai.google.dev/gemini-api/docs/billing), and a 503 that
+        it cannot serve. A 502, a 504 or a 408 may come from in front of a model that served: that is unknown, as is
+        whatever else brought no reply.
         """
         if self.failure is None or self.timed_out:
             return False
-        return self.refused or _is_any(self.failure, _NOT_REACHED)
+        if self.http_status is not None:
+            return self.refused and self.http_status not in _MAY_HAVE_SERVED and self.http_status not in _OF_GATEWAYS
+        return _is_any(self.failure, _NOT_REACHED)
 
     @property
     def broke_off(self) -> bool:
@@ -85,8 +90,10 @@ class Attempt:
 
     @property
     def has_text(self) -> bool:
-        """Whether its reply says anything. Content may be a list of blocks that is truthy and blank."""
-        return self.reply is not None and bool(str(self.reply.text).strip())
+        """Whether its reply says anything to be seen. Content may be a list of blocks that is truthy and blank."""
+        return self.reply is not None and any(
+            character.isprintable() and character != " " for character in str(self.reply.text)
+        )
 
     @property
     def finish_reason(self) -> str | None:
@@ -191,7 +198,7 @@ def _is_any(failure: BaseException, names: Collection[str]) -> bool:
 
 
 def _shows_reasoning(reply: "AIMessage") -> bool:
-    for name in ("reasoning_content", "reasoning", "thinking"):
+    for name in ("reasoning_content", "reasoning", "reasoning_details", "thinking"):
         held = reply.additional_kwargs.get(name)
         if held and (not isinstance(held, str) or held.strip()):
             return True

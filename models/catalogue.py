@@ -79,7 +79,7 @@ class Candidate(BaseModel):
         """
         own = self.addressed(environment)
         if self.base_url is not None:  # the usual key is for the usual address
-            own.pop(KEY_ENV.get(self.provider, ""), None)
+            own.pop(KEY_ENV.get(self.provider, "OLLAMA_API_KEY"), None)
         if self.api_key_env is not None and self.provider in KEY_ENV:
             key = environment.get(self.api_key_env, "").strip()
             if not key:
@@ -108,10 +108,14 @@ def read_catalogue(path: Path) -> list[Candidate]:
         if len(data) > MAX_FILE_BYTES:
             raise SetUpMissing(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         content = tomllib.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise SetUpMissing(f"{path}: no TOML that can be read (nested too deeply)") from None
     except OSError as exc:
         raise SetUpMissing(f"{path}: {exc.strerror or exc}; --pool names a file such as models.toml") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        where = str(exc).rpartition("(")[2].rstrip(")") if isinstance(exc, tomllib.TOMLDecodeError) else "no UTF-8"
+    except ValueError as exc:  # an integer of more digits than Python converts as well
+        where = "no UTF-8" if isinstance(exc, UnicodeDecodeError) else "a number is too long"
+        if isinstance(exc, tomllib.TOMLDecodeError):
+            where = str(exc).rpartition("(")[2].rstrip(")")
         raise SetUpMissing(f"{path}: no TOML ({where})") from None  # its text may quote the line, and a key in it
     if unknown := sorted(content.keys() - {"candidate"}):
         raise SetUpMissing(f"{path}: there is no key {unknown[0][:40]!a}; candidates are [[candidate]] tables")

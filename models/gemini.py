@@ -7,7 +7,7 @@ from langchain_google_genai import ChatGoogleGenerativeAI
 from pydantic import SecretStr
 
 from models.attempts import note_status
-from models.factory import SetUpMissing
+from models.factory import SetUpMissing, endpoint_of
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -45,6 +45,8 @@ def gemini_model(
         raise SetUpMissing("GOOGLE_API_KEY holds characters that no key has; set it again: export GOOGLE_API_KEY=...")
     # The key's header would travel to wherever a redirect points.
     client: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [note_status]}}
+    if endpoint_of("gemini", environment) == "loopback":
+        client["trust_env"] = False  # a proxy is no way to this machine, and would read the key in plain http
     if levers is not None:
         client["transport"] = levers.meter
     return ChatGoogleGenerativeAI(

@@ -41,19 +41,26 @@ def ollama_model(
     client["event_hooks"] = {"response": [note_status]}
     if levers is not None:
         client["transport"], max_output_tokens = levers.meter, levers.max_output_tokens
-    return ChatOllama(model=name, base_url=host, temperature=0, num_predict=max_output_tokens, client_kwargs=client)
+    model = ChatOllama(model=name, base_url=host, temperature=0, num_predict=max_output_tokens, client_kwargs=client)
+    if not environment.get("OLLAMA_API_KEY"):  # the package takes it from the process, and sends it to any host
+        for inner in (model._client, model._async_client):
+            inner._client.headers.pop("authorization", None)
+    return model
 
 
 def _is_address(host: str) -> bool:
+    from httpx import URL, InvalidURL  # what the client underneath goes by
+
     try:
         if not host.isprintable():
             return False
         parts = urlsplit(host if "://" in host else f"http://{host}")
+        URL(parts.geturl())
         return (
             parts.scheme in ("http", "https")
             and bool(parts.hostname)
             and parts.port != 0
             and not set(host) & set(" \t")
         )
-    except ValueError:
+    except (InvalidURL, ValueError):
         return False

@@ -143,9 +143,12 @@ class OpenAICompatible(ChatOpenAI):
         result = self._create_chat_result(plain)
         message = result.generations[0].message
         assert isinstance(message, AIMessage)
-        for field in ("reasoning_content", "reasoning"):
+        for field in ("reasoning_content", "reasoning", "thinking"):
             if isinstance(said.get(field), str) and said[field].strip():
                 message.additional_kwargs.setdefault("reasoning_content", said[field])
+        for field in ("reasoning_details", "thinking_blocks"):  # in pieces, or encrypted: that there is some counts
+            if said.get(field) and isinstance(said[field], list):
+                message.additional_kwargs.setdefault("reasoning_details", said[field])
         message.usage_metadata = _usage(body.get("usage"))  # assigned: a message's constructor converts what is odd
         return result
 
@@ -230,8 +233,11 @@ def _bound_of_output(tokens: int | None, way: str) -> dict[str, Any]:
 
 
 def _is_address(address: str) -> bool:
+    from httpx2 import URL, InvalidURL  # what the SDK's client goes by
+
     try:
         parts = urlsplit(address)
+        URL(address)
         return (
             address.isascii()
             and address.isprintable()
@@ -240,5 +246,5 @@ def _is_address(address: str) -> bool:
             and bool(parts.hostname)
             and parts.port != 0
         )
-    except ValueError:
+    except (InvalidURL, ValueError):
         return False

@@ -50,6 +50,8 @@ BLANKS = [{"type": "text", "text": ""}, {"type": "text", "text": " \n"}]
         (reply(reason=None, **THOUGHTS), Trigger.BUDGET),
         (reply(reason="odd\x1b[31m", **THOUGHTS), Trigger.BUDGET),
         (reply(additional_kwargs={"reasoning_content": " \n"}), None),
+        (reply("\u200b\0\ufeff", reason="length"), Trigger.BUDGET),  # nothing that can be seen
+        (reply(additional_kwargs={"reasoning_details": [{"type": "reasoning.encrypted"}]}), Trigger.BUDGET),
         (reply([{"type": "thinking", "thinking": "hm"}]), Trigger.BUDGET),
         (reply([{"type": "reasoning", "reasoning": "hm"}]), Trigger.BUDGET),
         (reply(**COUNTED), Trigger.BUDGET),
@@ -146,6 +148,12 @@ def _wrapped(inner: BaseException) -> BaseException:
         (ConnectionRefusedError(), None, True),
         (ValueError(), 429, True),
         (ValueError(), 500, True),
+        (ValueError(), 503, True),
+        (ValueError(), 408, False),  # from in front of a model that may have served
+        (ValueError(), 502, False),
+        (ValueError(), 504, False),
+        (ValueError(), 524, False),
+        (ValueError(), 599, False),
         (ValueError(), 200, False),
         (TimeoutError(), None, False),
         (ConnectionResetError(), None, False),

@@ -124,6 +124,8 @@ def test_a_value_that_cannot_be_taken_is_refused_by_its_key(tmp_path: Path, body
         (tables(*[table(f"c{n}") for n in range(MAX_CANDIDATES + 1)]), "13 candidates; a pool takes at most 12"),
         (f"[[candidate]]\nid = {KEY}", "no TOML (at line 2"),
         (b"\xff\xfe", "no TOML (no UTF-8)"),
+        ("candidate = " + "[" * 5_000, "nested too deeply"),
+        ("candidate = " + "9" * 5_000, "a number is too long"),
         (b"#" * (256 * 1024 + 1), "larger than"),
     ],
 )
@@ -154,7 +156,9 @@ def test_a_candidate_is_built_with_its_own_address_and_key() -> None:
     assert outside["OPENAI_API_KEY"] == "other"
 
 
-@pytest.mark.parametrize(("provider", "usual"), [("openai", "OPENAI_API_KEY"), ("gemini", "GOOGLE_API_KEY")])
+@pytest.mark.parametrize(
+    ("provider", "usual"), [("openai", "OPENAI_API_KEY"), ("gemini", "GOOGLE_API_KEY"), ("ollama", "OLLAMA_API_KEY")]
+)
 def test_the_usual_key_is_sent_to_no_other_address(provider: Any, usual: str) -> None:
     elsewhere = Candidate(id="a", provider=provider, model="m", cost_rank=0, base_url="http://h/v1")
     assert KEY not in elsewhere.environment({usual: KEY}).values()

@@ -342,3 +342,14 @@ async def test_the_key_goes_to_the_developer_api_whatever_cloud_settings_stand_a
     assert request.method == "POST"
     assert request.path.endswith(f"/models/{NAME}:generateContent")
     assert request.headers["x-goog-api-key"] == FAKE_KEY
+
+
+async def test_a_proxy_does_not_stand_before_this_machine(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    loopback.say(as_json(said({"text": "Job 812 failed."})))
+    own = {**loopback.environment, "GOOGLE_GEMINI_BASE_URL": loopback.url}
+    model = build_model("gemini-3.8-flash", model_timeout_s=60.0, environment=own)
+    assert text(await call_model(model, [HumanMessage(QUESTION)])) == "Job 812 failed."

@@ -11,8 +11,8 @@ from bounded.outcomes import CallOutcome, Outcome
 from bounded.usage import judge
 from ci import LocalCi
 from graph import ask, build_graph
-from models.conftest import Loopback, Reply, as_json
-from models.factory import build_model
+from models.conftest import FAKE_KEY, Loopback, Reply, as_json
+from models.factory import SetUpMissing, build_model
 from models.failures import ModelFailed, call_model
 from models.reply import call_id_fault, finish_reason, text, written_call
 from sources.jobs import ci_tools
@@ -281,6 +281,24 @@ async def test_the_host_is_honoured_in_the_forms_that_users_write(loopback: Loop
     model = build_model(NAME, model_timeout_s=60.0, environment={"OLLAMA_HOST": host})
     await call_model(model, [HumanMessage(QUESTION)])
     assert [request.path for request in loopback.requests] == ["/api/chat"]
+
+
+async def test_the_key_that_the_package_finds_is_sent_only_where_its_caller_has_it(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_API_KEY", FAKE_KEY)
+    await reply_to(loopback, last("x"))
+    assert "authorization" not in loopback.requests[-1].headers
+    loopback.say(as_json(last("x")))
+    own = {**loopback.environment, "OLLAMA_API_KEY": FAKE_KEY}
+    await call_model(build_model(NAME, model_timeout_s=60.0, environment=own), [HumanMessage(QUESTION)])
+    assert loopback.requests[-1].headers["authorization"] == f"Bearer {FAKE_KEY}"
+
+
+@pytest.mark.parametrize("host", ["http://[v1.x]", "http://。", f"http://{'a' * 70_000}"])
+def test_a_host_that_no_client_takes_is_no_address(host: str) -> None:
+    with pytest.raises(SetUpMissing, match="OLLAMA_HOST is not an address"):
+        build_model(NAME, model_timeout_s=60.0, environment={"OLLAMA_HOST": host})
 
 
 async def test_a_proxy_of_this_machine_does_not_stand_between(

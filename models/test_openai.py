@@ -133,6 +133,7 @@ async def test_a_finish_reason_that_is_no_word_is_unknown(loopback: Loopback, re
         ({"reasoning": "another", "reasoning_content": "Let me see."}, "Let me see."),
         ({"reasoning": " ", "reasoning_content": ""}, None),
         ({"reasoning": {"effort": "low"}}, None),
+        ({"thinking": "Let me see."}, "Let me see."),
         ({}, None),
     ],
 )

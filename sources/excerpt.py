@@ -221,7 +221,7 @@ def _upto(file: BinaryIO, mark: Mark, secrets: Collection[str], most: int = _BEF
 
 def _at(file: BinaryIO, mark: Mark, secrets: Collection[str]) -> Line:
     file.seek(mark.offset)
-    return Line(number=mark.number, text=cleaned(next(raw_lines(file)), secrets))
+    return Line(number=mark.number, text=cleaned(next(raw_lines(file), b""), secrets))
 
 
 def main(arguments: list[str]) -> int:

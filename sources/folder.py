@@ -230,9 +230,16 @@ def _on_disk(root: Path, path: PurePosixPath) -> _File:
 
 
 def _open_regular(root: Path, path: PurePosixPath) -> BinaryIO:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        # Without waiting for the other end of a pipe; and what was a file may be a link by now.
-        opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = os.open(root, flags)
+        for part in path.parts:
+            # Without waiting for the other end of a pipe; and what was a file or a folder may be a link by now.
+            folder = opened
+            try:
+                opened = os.open(part, flags | os.O_NOFOLLOW, dir_fd=folder)
+            finally:
+                os.close(folder)
     except OSError as exc:
         raise _cannot(exc, path) from exc
     if not stat.S_ISREG(os.fstat(opened).st_mode):

@@ -312,7 +312,8 @@ class _Listing:
         size, total = len(first.items), first.total_count
         if total > MAX_PAGES * size > 0:
             raise SourceError(Fault.TOO_LARGE, f"{what}: {total} are too many")
-        rest = await together(page(number) for number in range(2, -(-total // max(size, 1)) + 1) if size)
+        last = -(-total // size) if size else 1  # of no items there is no next page, whatever the total says
+        rest = await together(page(number) for number in range(2, last + 1))
         items = {item.id: item for each in (first, *rest) for item in each.items}
         if len(items) < total:
             self._remark(name, f"{total} are said to be there, and {len(items)} were given: ask again")

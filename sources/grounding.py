@@ -31,7 +31,8 @@ _BEFORE = re.compile(
     r"\s*(?:[0-9][0-9,]{0,11}\|\s?)?(?:\ufeff?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}[.,0-9]{0,12}"
     r"(?:Z|[+-][0-9]{2}:?[0-9]{2})?\s)?"
 )
-_FENCE = re.compile(r"\s*(```|~~~)[^`]*")
+_NUMBERED = re.compile(r"[0-9]+\| ")
+_FENCE = re.compile(r"\s*(`{3,}|~{3,})[^`]*")
 _BULLET = re.compile(r"\s*(?:[-*+•]|[0-9]{1,3}[.)])\s")
 _OPENING = re.compile(r"`+|(?<!\w)\"|[“„«]")
 _CLOSING = {'"': '"', "“": "”", "„": "“", "«": "»"}
@@ -122,7 +123,9 @@ class Grounds(Host):
         delivery = super().deliver(run, receipt, result)
         job_id = result.artifact.get(JOB_ID) if isinstance(result.artifact, dict) else None
         if type(job_id) is int:
-            self._logs[job_id] = f"{self._logs.get(job_id, '')}\n{delivery.text}"
+            # The log's own lines: a heading of ours repeats what was searched for, be it that no line holds it.
+            said = "\n".join(line for line in delivery.text.split("\n") if _NUMBERED.match(line))
+            self._logs[job_id] = f"{self._logs.get(job_id, '')}\n{said}"
         else:
             self._lists += f"\n{delivery.text}"
         return delivery
@@ -173,7 +176,7 @@ def _claims(answer: str) -> Iterator[str | _Place]:
     for line in [*answer.split("\n"), ""]:
         mark = _FENCE.fullmatch(line)
         quoted = line if fence else _block_line(line)
-        if mark and fence in ("", mark[1]):
+        if mark and mark[1].startswith(fence):
             fence, quoted = "" if fence else mark[1], ""
         if quoted is None:
             prose.append(line)
@@ -190,8 +193,11 @@ def _block_line(line: str) -> str | None:
     text = line.lstrip()
     if not text:
         return ""
-    if line.startswith(">"):
-        return line.lstrip("> ").strip("`")
+    quote = line
+    while bullet := _BULLET.match(quote):  # a quote may stand in a list
+        quote = quote[bullet.end() :]
+    if quote.lstrip().startswith(">"):
+        return quote.lstrip("> ").strip("`")
     blanks = len(line[: -len(text)].expandtabs(_INDENT))
     return text if blanks >= _INDENT and not _BULLET.match(text) else None
 

@@ -244,7 +244,7 @@ async def _plainly(work: Awaitable[T], what: str) -> T:
         fault, says = Fault.UNREACHABLE, "no answer in time"
     except (httpx.RemoteProtocolError, httpx.ReadError):
         fault, says = Fault.UNREADABLE, "the answer was cut off"
-    except (httpx.HTTPError, httpx.InvalidURL):
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError):  # the last of a host that is no IDNA
         fault, says = Fault.UNREACHABLE, "the server cannot be reached"
     # Outside the handlers: an exception of httpx holds the request with its headers, and would go along as the context.
     raise SourceError(fault, f"{what}: {says}")

@@ -176,7 +176,7 @@ def _hits(low: bytes) -> list[int]:
     for literal in GATE:
         at = low.find(literal)
         while at >= 0:
-            starts.add(low.rfind(b"\n", 0, at) + 1)
+            starts.add(low.rfind(b"\n", 0, at + 1) + 1)  # some literals begin with the end of the line before
             end = low.find(b"\n", at + 1)
             at = low.find(literal, end) if end >= 0 else -1
     return sorted(starts)

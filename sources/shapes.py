@@ -64,14 +64,17 @@ def _one_of(**shapes: str) -> re.Pattern[str]:
 
 # Without one of these, in lower case, no line of a log says anything: a literal is found at many times the speed of a
 # pattern.
-GATE: Final = tuple(
-    word.encode()
-    for word in (
+GATE: Final = (
+    *(word.encode() for word in (
         "error", "fail", "exception", "fatal", "panic", "abort", "kill", "denied", "no such", "not found", "allocat",
         "undefined ref", "timeout", "timed out", "no space", "exceeded", "segmentation", "not ok", "***", "exit",
-        "succe", "pass", "most recent call", "##[", "\r\x1b[0k", "job cleanup", "orphan proc", "____", "●", "✗", "✖",
+        "succe", "pass", "most recent call", "##[", "\r\x1b[0k", "job cleanup", "orphan proc", "____", "●",
         "e   ", ".go:", ".py:", "npm err", "no output has", "non-zero", "reformat", "ok  ", "[*]", " --> ", " 1) ",
-    )
+        "\nok", "z ok", " issues", "unable to", "curl: (", "conflict (", "[rejected]", "docker: ", "core dump",
+        "sigsegv", "sigabrt", "signal", "lost communication", "uncaught ", "unhandled ", "unauthorized: ",
+        "multiple def", "caused by", "exporting to", "err_pnpm", "coverage thres", "× ",
+    )),
+    b"\xe2\x9c",  # the crosses: ✕ ✖ ✗ ✘
 )  # fmt: skip
 
 # Around steps. A fold's marker is overwritten by what stands behind its carriage return, so these see the raw line.
@@ -105,6 +108,7 @@ _FAILED = _one_of(
     tap=rf"(?:#|ℹ) fail {_N}",
     rspec=rf"\d{{1,9}} examples?, {_N} failures?",
     phpunit=rf"FAILURES!$|Tests: \d{{1,9}}, Assertions: \d{{1,9}}, .{{0,40}}?(?:Failures|Errors): {_N}",
+    junit=rf"{_N} of {_N} failed: |{_N} failed, and the report names none",
     ctest=rf"\d{{1,3}}% tests passed, {_N} tests? failed|\[  FAILED  \] \d{{1,9}} tests?",
     dotnet=r"Build FAILED|\s{0,8}Failed!\s+- Failed: ",
     lint=rf"Found {_N} (?:errors?|issues?)\b|{_N} errors?(?: generated)?\.?$|(?:✖ )?{_N} problems? \([1-9]"
@@ -127,12 +131,14 @@ _PASSED = _one_of(
     rspec=r"\d{1,9} examples?, 0 failures",
     ctest=r"100% tests passed",
     dotnet=r"Build succeeded|\s{0,8}Passed!\s+- Failed: +0",
+    docker=r"#\d{1,4} exporting to image$",
     lint=r"All checks passed|Success: no issues found|Found 0 (?:errors|issues)|All done! ",
 )
 # A test that failed, a diagnostic with a code, what a CI system or a build tool marks as the cause.
 _NAMED = re.compile(
     r"##\[error\]|\s{0,40}--- FAIL: |_{3,} (?=.{1,300}___$)|(?:FAIL|ERROR|UNEXPECTED SUCCESS): \S{1,200} \("
-    r"|\s{0,8}● (?!Console$)|E   \s*\S|(?:FAILED|ERROR) \S{1,300}(?:::|\.py\b)|---- .{1,300} stdout ----$"
+    r"|\s{0,8}● (?!Console$)|E   \s*\S|(?:FAILED|ERROR) \S{1,300}(?:::|\.py\b)"
+    r"|FAILED [\w.$-]{1,300}(?: - |$)|---- .{1,300} stdout ----$"
     r"|\s{0,40}not ok \d{1,9}\b(?! .{0,300}# (?:TODO|SKIP))|thread '.{0,200}?' (?:\(\d{1,9}\) )?panicked at"
     r"|test .{1,200} \.\.\. FAILED|\[  FAILED  \] \S{1,200}\.|\s{0,20}(?:✕|✗|✘|✖|×) \S|FAIL \S{1,300}\.[cm]?[jt]sx?\b"
     r"|\s{0,8}FAIL\s{1,4}\S{1,300} > |\s{1,8}\d{1,4}\) \S.{0,200}:$|\s{1,10}Failure/Error: |panic: "
@@ -151,16 +157,20 @@ _AT_PLACE = re.compile(
 )
 _ENDED = re.compile(
     r"No space left on device|[Dd]isk quota exceeded|[Oo]ut of memory|OutOfMemoryError|[Cc]annot allocate memory"
-    r"|oom-kill|OOMKilled|[Mm]emory limit exceeded|[Ss]egmentation fault|core dumped|SIG(?:SEGV|KILL|ABRT|BUS|ILL)\b"
+    r"|oom-kill|: Killed signal terminated program|OOMKilled"
+    r"|[Mm]emory limit exceeded|[Ss]egmentation fault|core dumped|SIG(?:SEGV|KILL|ABRT|BUS|ILL)\b"
     r"|signal: (?:9|11)\b|signal: killed|exit code:? (?:134|137|139|143)\b|The operation was cancell?ed"
     r"|xceeded the (?:maximum|time|job|memory|timeout)|execution took longer than|No output has been received"
     r"|received a shutdown signal|lost communication with the server|timed out after|[Tt]imeout of \d{1,9} ?ms exceeded"
 )
 _STATED = re.compile(
     r"\[(?:ERROR|FATAL|error)\]\s{0,9}\S|(?:FATAL|Fatal|fatal) ?(?:ERROR|Error|error)?: "
-    r"|(?:ERROR|Error|error)(?: \w{1,20})?: |Traceback \(most recent|Exception in thread |Unhandled |Uncaught |E: "
-    r"|.{0,60}?\w: (?:fatal |internal )?error: |docker: |denied: |unauthorized: |CMake Error|curl: \(\d"
-    r"|npm (?:ERR!|error) (?!A complete log)|[Ww]ould reformat:? |unformatted: |Automatic merge failed"
+    r"|(?:ERROR|Error|error)(?: \w{1,20})?: |Error response from daemon: "
+    r"|Traceback \(most recent|Exception in thread |Unhandled |Uncaught |E: "
+    r"|.{0,60}?[\w+]: (?:fatal |internal )?error: |docker: |denied: |unauthorized: |CMake Error|curl: \(\d"
+    r"|sh: \d{1,5}: .{1,200}: not found$|FAIL Required test coverage|Jest: .{1,80} coverage threshold"
+    r"|error (?=[A-Z])|\s?ERR_PNPM_|npm (?:ERR!|error) (?!A complete log)|[Ww]ould reformat:? "
+    r"|Automatic merge failed"
     r"|.{1,300}?: (?:command not found|[Nn]o such file or directory|[Pp]ermission denied)$"
 )
 _RAISED = re.compile(

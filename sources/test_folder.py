@@ -221,6 +221,17 @@ async def test_a_log_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
         await text(source, 1)
 
 
+async def test_a_folder_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
+    source = folder(tmp_path / "logs", {"sub/a.log": PASSING})
+    await jobs(source)
+    (tmp_path / "logs" / "sub" / "a.log").unlink()
+    (tmp_path / "logs" / "sub").rmdir()
+    folder(tmp_path / "other", {"a.log": FAILING})
+    (tmp_path / "logs" / "sub").symlink_to(tmp_path / "other")
+    with pytest.raises(SourceError, match="cannot be read"):
+        await text(source, 1)
+
+
 async def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     folder(tmp_path / "logs", {"a.log": FAILING})
     (tmp_path / "latest").symlink_to("logs")

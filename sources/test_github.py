@@ -177,6 +177,12 @@ async def test_a_list_shorter_than_its_count_says_so(site: Site) -> None:
     assert "250 are said to be there, and 0 were given" in jobs[0].note
 
 
+async def test_a_count_without_items_asks_for_no_further_page(site: Site) -> None:
+    a_pull_request(site, {1: [a_job(11)]}, checks=[])
+    paged(site, f"{REPO}/commits/{SHA}/status", "statuses", [], total=10**18)
+    assert "were given" in (await listed(site))[0].note
+
+
 async def test_more_than_can_be_listed_is_a_fault(site: Site) -> None:
     a_pull_request(site, {1: [a_job(11)]})
     paged(site, f"{REPO}/commits/{SHA}/status", "statuses", [{"id": 5, "state": "success"}], total=10**12)

@@ -188,6 +188,11 @@ async def test_an_answer_that_moved_is_followed_within_its_server_only(
     assert elsewhere.asked == []
 
 
+async def test_a_redirect_to_what_is_no_host_is_a_fault(site: Site) -> None:
+    site.say("/x", moved("https://xn--/", status=302))
+    assert (await fault_of(file(site))).fault in (Fault.UNREACHABLE, Fault.UNREADABLE)
+
+
 async def test_a_redirect_without_end_ends(site: Site) -> None:
     site.say("/x", moved("/x", status=301))
     assert (await fault_of(answer(site))).fault is Fault.UNREADABLE
