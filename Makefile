@@ -14,7 +14,7 @@ ask: $(VENV)/ready
 	$(PYTHON) graph.py "$$Q"
 
 test: $(VENV)/ready
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --dist loadfile
 
 check: $(VENV)/ready-dev
 	$(PYTHON) -m ruff format --check .
