@@ -66,8 +66,8 @@ def _triage(messages: list[BaseMessage]) -> AIMessage:
         wanted = {int(number): f"Job {number}" for number in jobs}
     else:
         pull_request = _PULL_REQUEST.search(question)
-        args = {"pr": int(pull_request[1])} if pull_request else {}
-        listing = results.get(("list_ci_jobs", args.get("pr")))
+        args = {"pr": int(pull_request[1]) if pull_request else 0}
+        listing = results.get(("list_ci_jobs", args["pr"]))
         if listing is None:
             return _ask(since, "list_ci_jobs", [args])
         if listing.status == "error":
@@ -91,14 +91,12 @@ def _say(text: str) -> AIMessage:
     return AIMessage(f"Offline triage (no language model). {text}")
 
 
-def _results(messages: list[BaseMessage]) -> dict[tuple[str, int | None], ToolMessage]:
-    calls: dict[str | None, tuple[str, int | None]] = {}
-    results: dict[tuple[str, int | None], ToolMessage] = {}
+def _results(messages: list[BaseMessage]) -> dict[tuple[str, int], ToolMessage]:
+    calls: dict[str | None, tuple[str, int]] = {}
+    results: dict[tuple[str, int], ToolMessage] = {}
     for message in messages:
         if isinstance(message, AIMessage):
-            calls |= {
-                call["id"]: (call["name"], next(iter(call["args"].values()), None)) for call in message.tool_calls
-            }
+            calls |= {call["id"]: (call["name"], next(iter(call["args"].values()))) for call in message.tool_calls}
         elif isinstance(message, ToolMessage) and message.tool_call_id in calls:
             results[calls[message.tool_call_id]] = message
     return results

@@ -94,7 +94,7 @@ async def test_it_fetches_the_log_of_the_job_that_is_named(question: str) -> Non
 )
 async def test_a_question_that_names_nothing_is_about_all_there_is(question: str) -> None:
     talk = Talk(question)
-    assert await talk.calls() == [("list_ci_jobs", {})]
+    assert await talk.calls() == [("list_ci_jobs", {"pr": 0})]
     talk.result("list_ci_jobs failed: SourceError: not_named: name a pull request", status="error")
     assert "name a pull request" in await talk.says()
 

@@ -3,7 +3,7 @@
     ground(answer, {812: text}).line()  # quotes: 2 of 2 found in job 812
 
 A quote is a line of a fenced block, of a Markdown quote (`> `), a line indented by four blanks, or what stands within a
-line in backticks, double or typographic quotes. The last three also enclose names and commands (`main`, "unit tests",
+line in backticks, straight or typographic quotes. The last three also enclose names and commands (`main`, "unit tests",
 `npm install`): there it takes three words, or two with a digit or a sign between them, or a test's `path::name`.
 Whatever it is, it has 8 characters and a letter: what is shorter stands in any log.
 """
@@ -34,8 +34,8 @@ _BEFORE = re.compile(
 _NUMBERED = re.compile(r"[0-9]+\| ")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})[^`]*")
 _BULLET = re.compile(r"\s*(?:[-*+•]|[0-9]{1,3}[.)])\s")
-_OPENING = re.compile(r"`+|(?<!\w)\"|[“„«]")
-_CLOSING = {'"': '"', "“": "”", "„": "“", "«": "»"}
+_OPENING = re.compile(r"`+|(?<!\w)\"|[“„«]|(?<![\w'])'(?=\S)")
+_CLOSING = {'"': '"', "'": "'", "“": "”", "„": "“", "«": "»"}
 # From the start of a path only, and without a step back: each character is looked at once.
 _PLACE = re.compile(
     r"(?<![\w.+@/\\~-])(?P<path>[\w.+@/\\~-]++)(?::\[?(?P<colon>[0-9]{1,7})(?![0-9])"

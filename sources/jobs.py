@@ -117,15 +117,16 @@ def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> lis
     """
     runs: WeakKeyDictionary[Run, _Logs] = WeakKeyDictionary()
 
-    async def list_ci_jobs(pr: int | None = None, attempt: int | None = None) -> str:
-        jobs = list(await source.jobs(pr, attempt))
+    # A small model leaves out what it may, be it named in the question: so the number is required, and 0 is none.
+    async def list_ci_jobs(pr: int, attempt: int = 0) -> str:
+        jobs = list(await source.jobs(None if pr == 0 else pr, None if attempt == 0 else attempt))
         if len(jobs) > MAX_JOBS:  # what did not go well comes before the cut
             jobs.sort(key=lambda job: job.state in (JobState.PASSED, JobState.SKIPPED))
         lines = [f"- job {job.job_id}: {job.state}, {_one_line(job.name)}{_note(job)}" for job in jobs[:MAX_JOBS]]
         if len(jobs) > MAX_JOBS:
             lines.append(f"[... {len(jobs) - MAX_JOBS} more jobs are not listed here ...]")
         count = "no CI jobs." if not jobs else f"{len(jobs)} CI job{'s' if len(jobs) > 1 else ''}:"
-        return "\n".join([f"{'CI' if pr is None else f'Pull request {pr}'} has {count}", *lines])
+        return "\n".join([f"{'CI' if pr == 0 else f'Pull request {pr}'} has {count}", *lines])
 
     async def fetch_job_log(job_id: int, part: str = EXCERPT) -> ToldOfLog:
         run = current_run()
@@ -147,7 +148,7 @@ def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> lis
         StructuredTool.from_function(
             coroutine=list_ci_jobs,
             description="List the CI jobs of a pull request, each with its id, state, name and what explains it."
-            " Without a number all that there is, where CI has one thing only. attempt: an older run of re-run jobs.",
+            " pr: its number; 0 only where the question names none. attempt: an older run of re-run jobs, from 1.",
         ),
         StructuredTool.from_function(
             coroutine=fetch_job_log,

@@ -82,7 +82,7 @@ async def test_jobs_are_listed_with_id_state_name_and_what_explains_it() -> None
 async def test_a_question_that_names_no_pull_request_is_asked_without_one() -> None:
     source = Source(jobs=[Job(job_id=1, name="log", state=JobState.UNKNOWN)])
     list_ci_jobs, _ = ci_tools(source)
-    assert str(await list_ci_jobs.ainvoke({})).startswith("CI has 1 CI job:")
+    assert str(await list_ci_jobs.ainvoke({"pr": 0})).startswith("CI has 1 CI job:")
     await list_ci_jobs.ainvoke({"pr": 7, "attempt": 2})
     assert source.asked == [(None, None), (7, 2)]
 
