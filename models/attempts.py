@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bounded.calls import Call, Ending, OnLate, bounded_call, guarded
 from bounded.deadlines import now
+from bounded.lookups import own_lookups
 
 if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, BaseMessage
@@ -132,6 +133,7 @@ async def attempt(caller: Any, messages: "Sequence[BaseMessage]", *, bound_s: fl
     """
     from langchain_core.messages import AIMessage
 
+    own_lookups()  # several candidates are asked at once, and a name that is never found must not hold up the others
     call, started, seen = Call(), now(), list[int]()
     token = _statuses.set(seen)
     try:

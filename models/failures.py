@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
 from bounded.calls import asked_to_stop
+from bounded.lookups import own_lookups
 from bounded.text import said_by
 
 TOO_SLOW = "the provider did not answer in time"
@@ -110,6 +111,7 @@ async def call_model(model: Runnable[Any, Any], messages: list[BaseMessage]) -> 
     Raises:
         ModelFailed: for everything that the provider's SDK raises.
     """
+    own_lookups()
     try:
         reply: AIMessage = await model.ainvoke(messages)
     except asyncio.CancelledError as exc:

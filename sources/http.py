@@ -27,6 +27,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bounded.calls import Cut, until_cut
 from bounded.deadlines import deadline_scope, time_left
+from bounded.lookups import own_lookups
 from bounded.timeouts import CEILING_S
 from sources.jobs import Fault, SourceError
 
@@ -116,8 +117,8 @@ async def connect(
     """
     import httpx
 
-    outside = not _is_loopback(urlsplit(url).hostname or "")
-    client = None
+    own_lookups()
+    outside, client = not _is_loopback(urlsplit(url).hostname or ""), None
     with suppress(ValueError, OSError, ImportError, httpx.InvalidURL):
         settings: dict[str, Any] = {
             "verify": _certificates(outside),
