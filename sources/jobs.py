@@ -1,6 +1,7 @@
 """CI jobs: their types, the protocol that a source satisfies, and the two tools that are made from any source."""
 
 import asyncio
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,8 +138,7 @@ def ci_tools(source: JobSource, *, secrets: frozenset[str] = frozenset()) -> lis
                 runs[run] = logs
                 finalize(run, logs.close)
         log = await logs.get(job_id)
-        # Of a small log less than a thread costs; of a large one more than the loop has.
-        text = log.read(part, secrets) if log.size <= SMALL_LOG else await off_loop(lambda: log.read(part, secrets))
+        text = log.read(part, secrets) if log.small else await off_loop(lambda: log.read(part, secrets))
         if run is None:
             logs.close()
         facts = {"part": part[:MAX_PART], "log_bytes": log.size}
@@ -165,6 +165,8 @@ class _Log:
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._reading = file, Lock()
         self.size = file.seek(0, os.SEEK_END)
+        # Of a small log in memory less than a thread costs. A file may lie on a disk that does not answer.
+        self.small = isinstance(file, io.BytesIO) and self.size <= SMALL_LOG
 
     def read(self, which: str, secrets: frozenset[str]) -> str:
         """A part of it.
@@ -202,7 +204,8 @@ class _Logs:
         """
         async with self._fetching.setdefault(job_id, asyncio.Lock()):
             if job_id not in self._logs:
-                self._logs[job_id] = _Log(await self._source.log(job_id))
+                file = await self._source.log(job_id)
+                self._logs[job_id] = _Log(file) if isinstance(file, io.BytesIO) else await off_loop(lambda: _Log(file))
             return self._logs[job_id]
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import io
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -11,7 +12,9 @@ import pytest
 from langchain_core.tools import ToolException
 
 from bounded.limits import Limits
+from bounded.outcomes import SourceGap
 from bounded.run import Answer
+from bounded.timeouts import ToolTimeouts
 from conftest import OnVirtualClock
 from graph import ask, build_graph
 from models.scripted import ScriptedModel
@@ -154,6 +157,36 @@ async def test_a_long_log_is_cut_and_says_so() -> None:
 async def test_a_large_log_is_read_off_the_loop() -> None:
     log = "all is well\n" * (SMALL_LOG // 10) + "E   assert 1 == 2\n##[error]Process completed with exit code 1.\n"
     assert "E   assert 1 == 2" in await _fetch(log)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stuck", ["read", "seek"])
+async def test_a_disk_that_does_not_answer_blocks_neither_the_loop_nor_the_run(stuck: str) -> None:
+    release = threading.Event()
+
+    class Stuck(io.BufferedReader):
+        def read(self, *size: Any) -> bytes:
+            release.wait(30 if stuck == "read" else 0)
+            return super().read(*size)
+
+        def seek(self, *place: Any) -> int:
+            release.wait(30 if stuck == "seek" else 0)
+            return super().seek(*place)
+
+    class OnDisk(Source):
+        async def log(self, job_id: int) -> BinaryIO:
+            return Stuck(io.BytesIO(b"one\ntwo\n"))
+
+    source = OnDisk()
+    model = ScriptedModel(replies=[_asks({"job_id": 8}), {"content": "Because.", **USED}])
+    limits = Limits(tool_timeouts=ToolTimeouts(default_s=0.3))
+    try:
+        answer = await ask(build_graph(model, ci_tools(source), limits=limits), "why?", deadline_s=10.0)
+    finally:
+        release.set()
+    assert answer.text == "Because."
+    (receipt,) = answer.receipts
+    assert receipt.source_gap is SourceGap.ABANDONED
 
 
 def _asks(*args: dict[str, Any]) -> dict[str, Any]:
