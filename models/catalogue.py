@@ -5,6 +5,8 @@
 models.toml in the root of this project is an example and says what each key means.
 """
 
+import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,7 +105,10 @@ def read_catalogue(path: Path) -> list[Candidate]:
         SetUpMissing: it cannot be read, or a value in it cannot be taken; the message names the key, and no value.
     """
     try:
-        with open(path, "rb") as file:
+        # Without waiting for the other end of a pipe.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SetUpMissing(f"{path}: no plain file; --pool names a file such as models.toml")
             data = file.read(MAX_FILE_BYTES + 1)
         if len(data) > MAX_FILE_BYTES:
             raise SetUpMissing(f"{path}: larger than {MAX_FILE_BYTES} bytes")

@@ -1,5 +1,6 @@
 """The pool's file: what is taken, in which order, and that a refusal names the key and never a value."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,13 @@ def test_a_file_that_is_no_pool_is_refused_in_one_line(tmp_path: Path, text: str
 def test_a_file_that_is_not_there_is_told_with_an_example(tmp_path: Path) -> None:
     with pytest.raises(SetUpMissing, match=r"No such file or directory; --pool names a file such as models\.toml"):
         read_catalogue(tmp_path / "none.toml")
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(SetUpMissing, match="no plain file"):
+            read_catalogue(path)
 
 
 def test_twelve_candidates_are_a_pool(tmp_path: Path) -> None:
