@@ -127,9 +127,9 @@ class OpenAICompatible(ChatOpenAI):
         """Refuse the synchronous side, for which there is no client.
 
         Raises:
-            NotImplementedError: always.
+            TypeError: always.
         """
-        raise NotImplementedError("only the asynchronous side may send")
+        raise TypeError("an openai model is asynchronous: use ainvoke")
 
     def _chat_result(self, body: dict[str, Any], status: int) -> ChatResult:
         if body.get("error"):

@@ -320,7 +320,7 @@ async def test_a_reply_does_not_wait_for_the_loops_default_executor(loopback: Lo
 
 def test_the_synchronous_side_cannot_send(loopback: Loopback) -> None:
     for send in (build(loopback).invoke, lambda asked: list(build(loopback).stream(asked))):
-        with pytest.raises(NotImplementedError, match="only the asynchronous side"):
+        with pytest.raises(TypeError, match="use ainvoke"):
             send([HumanMessage(QUESTION)])
     assert loopback.requests == []
 
