@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from bounded.calls import until_cut
 from bounded.deadlines import deadline_scope
+from conftest import listening
 
 FAKE_KEY = "fake-key-for-tests"
 DRIP_S = 0.2
@@ -95,27 +96,17 @@ def as_json(*values: Any, status: int = 200) -> Reply:
 @pytest_asyncio.fixture
 async def loopback(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Loopback]:
     """A running server, to which the Gemini SDK's own setting points as well."""
-    handlers: set[asyncio.Task[None]] = set()
+    served = Loopback("")
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handlers.add(task)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await _serve(served, reader, writer)
         except ConnectionError:
             served.left.set()
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    served = Loopback(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    point_gemini_at(served.url, monkeypatch)
-    async with server:
+    async with listening(serve) as served.url:
+        point_gemini_at(served.url, monkeypatch)
         yield served
-        for handler in handlers:
-            handler.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
 
 
 def point_gemini_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,14 @@ import json
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import pytest_asyncio
+
+from conftest import listening
 
 CREDENTIALS = {"authorization", "cookie", "proxy-authorization", "x-github-api-version"}
 
@@ -107,26 +109,14 @@ async def elsewhere() -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def _running() -> AsyncIterator[Site]:
-    handlers: set[asyncio.Task[None]] = set()
+    served = Site("")
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handlers.add(task)
-        try:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):  # a client that went away
             await _serve(served, reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # a client that went away
-        finally:
-            writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    served = Site(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    async with server:
+    async with listening(serve) as served.url:
         yield served
-        for handler in handlers:
-            handler.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
 
 
 async def _serve(served: Site, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
