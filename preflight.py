@@ -40,7 +40,9 @@ ATTEMPT_S = 120.0  # what a large model may take to load and to answer with tool
 MAX_ATTEMPTS = 3
 ATTEMPTS = "REVIEW_PREFLIGHT_GATEWAY_MAX_ATTEMPTS"
 STATUS = {"ready": 0, "not_ready": 4, "interrupted": Outcome.INTERRUPTED.exit_status}
-_HINTS = {
+_HINTS: Mapping[int | str | None, str] = {
+    "ConnectError": ": nothing answers at its address; for Ollama, run: ollama serve",
+    "SetUpMissing": ": its key, its address or a package is missing, stderr says which",
     401: ": look at the key that its api_key_env names",
     403: ": look at the key that its api_key_env names",
     404: ": no such model, or base_url does not end where it should (openai: /v1)",
@@ -226,7 +228,8 @@ def show(known: Preflight, serving: tuple[str, ...]) -> None:
 def _said(row: Row) -> str:
     if not row.ready:
         status = "" if row.http_status in (None, 200) else f" (HTTP {row.http_status})"
-        return f"rejected: {row.error_type}{status}{_HINTS.get(row.http_status or 0, '')}"
+        hint = _HINTS.get(row.http_status) or _HINTS.get(row.error_type, "")
+        return f"rejected: {row.error_type}{status}{hint}"
     raised = ", escalated" if row.escalated else ""
     return f"ready{raised}; calls tools: {row.tool_calls}; usage: {row.usage}"
 
