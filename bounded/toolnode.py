@@ -173,16 +173,10 @@ def refuse_unparsable(run: Run, calls: Sequence[Mapping[str, Any]], tools: Seque
 
 def accepted(tool: BaseTool) -> str:
     """What a tool takes, as its own schema says it: `pr: integer`."""
-    kinds = {name: _kind(schema) for name, schema in _arguments(tool).items()}
+    kinds = {
+        name: schema.get("type") if isinstance(schema, dict) else None for name, schema in _arguments(tool).items()
+    }
     return ", ".join(f"{name}: {kind or 'any'}" for name, kind in kinds.items()) or "no arguments"
-
-
-def _kind(schema: Any) -> Any:
-    """What a schema takes, be it that nothing will do as well."""
-    if not isinstance(schema, dict):
-        return None
-    options = [option.get("type") for option in schema.get("anyOf", []) if isinstance(option, dict)]
-    return schema.get("type") or next((option for option in options if option not in (None, "null")), None)
 
 
 def _arguments(tool: BaseTool) -> Mapping[str, Any]:
