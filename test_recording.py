@@ -278,6 +278,7 @@ def test_a_question_leaves_a_sealed_folder_that_holds(model: str, form: str, tmp
     ("model", "environment", "candidates", "proxied"),
     [
         ("gemini-3.8-flash", {}, (), True),
+        ("gemini-3.8-flash", {"GOOGLE_GEMINI_BASE_URL": "http://127.0.0.1:8000"}, (), False),
         ("openai:m", {}, (), True),
         ("openai:m", {"OPENAI_BASE_URL": "http://127.0.0.1:8000/v1"}, (), False),
         ("gemma4:e2b", {}, (), False),

@@ -116,7 +116,7 @@ def provider_of(name: str) -> Provider:
 
 def looks_for_proxy(provider: Provider, way: str) -> bool:
     """Whether a provider's client, whose requests go that `way`, takes the environment's proxy."""
-    return provider == "gemini" or (provider == "openai" and way != "loopback")
+    return provider != "ollama" and way != "loopback"
 
 
 def endpoint_of(provider: Provider, environment: Mapping[str, str]) -> str:
