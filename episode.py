@@ -149,7 +149,8 @@ class ReviewEpisode:
         return await asyncio.shield(self._executed)
 
     async def _once(self) -> Review:
-        started_at, review = datetime.now(UTC), None
+        started_at = datetime.now(UTC)
+        review: Review | None = None
         try:
             review = await self._review()
         finally:  # every episode leaves its row, a failed one too
@@ -161,7 +162,8 @@ class ReviewEpisode:
                 self._gap = STORE_FAILED
                 if self._coverage is not None:
                     self._coverage.set_gap(STORE_FAILED)
-        return self._collected()
+                review = self._collected()
+        return review
 
     def so_far(self) -> Review:
         """What it has come to by now."""
