@@ -1,15 +1,18 @@
 """The first layer of a preflight: who is asked how often and for how much, on a virtual clock and without a network."""
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage
 
 from bounded.deadlines import deadline_scope
-from conftest import OnVirtualClock
+from conftest import OnVirtualClock, VirtualClockLoop
 from models.catalogue import Candidate
 from models.factory import SetUpMissing
 from models.readiness import (
@@ -380,6 +383,37 @@ def test_a_call_that_is_cut_off_is_on_record(on_virtual_clock: OnVirtualClock[No
         assert (ended["error_type"], ended["spent"]) == ("CancelledError", "unknown")
 
     on_virtual_clock(check())
+
+
+SECRET = "fake-key-for-tests"
+LEAKY = st.text(max_size=20).map(lambda text: f"{text}{SECRET}{text}")
+
+
+@st.composite
+def something_said(draw: Callable[[Any], Any]) -> object:
+    """A reply or a failure that holds the secret wherever a provider can put one."""
+    text = draw(LEAKY)
+    if draw(st.booleans()):
+        status = draw(st.none() | st.integers(-1, 700) | LEAKY)
+        failure = type(text.replace("\0", "") or "x", (Exception,), {})(text)
+        failure.status_code = status
+        return failure
+    reply = AIMessage(
+        draw(st.sampled_from(["", " ", text])),
+        response_metadata={draw(st.sampled_from(["finish_reason", "done_reason", "body"])): draw(LEAKY)},
+        additional_kwargs=draw(st.sampled_from([{}, {"reasoning_content": text}])),
+    )
+    reply.usage_metadata = draw(st.none() | st.just({"total_tokens": text}) | st.just(text))
+    return reply
+
+
+@given(something_said(), something_said(), something_said())
+def test_no_secret_and_no_word_of_a_provider_gets_into_a_report(first: object, second: object, check: object) -> None:
+    pool = Pool({"a": first}, escalated={"a": second}, check=check)
+    with asyncio.Runner(loop_factory=VirtualClockLoop) as runner:
+        report = runner.run(pool.probed())
+    assert SECRET not in json.dumps(report.as_dict())
+    assert SECRET not in repr(report)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "13", "00", "4 ", "١", "1e1"])
